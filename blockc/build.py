@@ -1,0 +1,192 @@
+"""Algebra to graph: the root function, its layers, and what is made once and passed into them.
+
+`build` never knows the target: caches, last-token logits and fusions are passes over what it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from blockc.algebra import Chain, Decoder, Leaf, Residual, Sum, Term, leaves
+from blockc.ir import B, Function, GraphError, Interner, Node, S, Value, apply, node, tensor
+from blockc.ir.roll import called, is_call
+from blockc.ops import Add, Call, Embed, Input, KeyPositions, Linear, QueryPositions, Scale, Softcap
+from blockc.parts import Attention, Norm, Piece, Scope, Shared, positioned
+from blockc.source import Place
+
+
+def build(decoder: Decoder) -> Function:
+    """logits (B, S, vocab) of input_ids, attention_mask and position_ids, all (B, S)."""
+    pieces = _Layers(decoder).pieces
+    root = _Root(decoder)
+    for shared in dict.fromkeys(shared for piece in pieces for shared in piece.asks):
+        root.share(shared)
+    x = root.stream()
+    for i, piece in enumerate(pieces):
+        x = root.layer(piece, x, f"layers.{i}", _place(decoder.layers[i]))
+    if decoder.final_norm is not None:
+        x = decoder.final_norm.expand(Scope(decoder.width), x, "final_norm", None)
+    logits = root.head(x)
+    return Function("Model", root.inputs, (("logits", logits),), causal=_causal(decoder))
+
+
+def _causal(decoder: Decoder) -> bool:
+    parts = (leaf.part for chain in set(decoder.layers) for leaf in leaves(chain))
+    return all(part.causal for part in parts if isinstance(part, Attention))
+
+
+def _place(chain: Chain) -> Place | None:
+    return next((leaf.place for leaf in leaves(chain)), None)
+
+
+class _Root:
+    """The root function while it is written: its inputs and the values that layers share."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        ids = Input(tensor("int", B, S), token_axis=1)
+        self.inputs = tuple(
+            Node(replace(ids, grows=1) if name == "attention_mask" else ids, (), name)
+            for name in ("input_ids", "attention_mask", "position_ids")
+        )
+        self.named: dict[str, Value] = {n.name: n[0] for n in self.inputs}
+        self.shared: dict[Shared, tuple[Value, ...]] = {}
+
+    def position(self, name: str) -> Value:
+        """Query and key positions are made when the first mask asks for them."""
+        if name not in self.named:
+            mask, ids = self.named["attention_mask"], self.named["input_ids"]
+            made = {"query_positions": (QueryPositions(), mask, ids), "key_positions": (KeyPositions(), mask)}
+            op, *operands = made[name]
+            self.named[name] = apply(op, *operands, name=name)
+        return self.named[name]
+
+    def share(self, shared: Shared) -> None:
+        taken = {value.node.name for values in self.shared.values() for value in values}
+        base = shared.label
+        name = next(n for n in (base, *(f"{base}_{i}" for i in range(2, 1000))) if n not in taken)
+        made = node(shared.op, *(self.position(read) for read in shared.reads), name=name)
+        self.shared[shared] = tuple(made[i] for i in range(len(made.types)))
+
+    def stream(self) -> Value:
+        """Look up, scale, add positions."""
+        decoder = self.decoder
+        self.table = node(Embed(decoder.vocab, decoder.width), self.named["input_ids"], name="embedding")
+        x = self.table[0]
+        if decoder.scale is not None:
+            x = apply(Scale(decoder.scale), x, name="scaled_embedding")
+        if decoder.positions is not None:
+            added = positioned(decoder.positions, self.named["position_ids"], decoder.context, decoder.width)
+            x = apply(Add(), x, added, name="stream")
+        return x
+
+    def layer(self, piece: Piece, x: Value, name: str, place: Place | None) -> Value:
+        asked = [value for shared in piece.asks for value in self.shared[shared]]
+        return apply(Call(piece.function), x, *asked, name=name, place=place)
+
+    def head(self, x: Value) -> Value:
+        """A tied head shares the embedding's Param."""
+        tied = self.table.params if self.decoder.tied else None
+        logits = apply(Linear(self.decoder.width, self.decoder.vocab), x, name="head", params=tied)
+        if self.decoder.softcap is not None:
+            logits = apply(Softcap(self.decoder.softcap), logits, name="capped_logits")
+        return logits
+
+
+@dataclass
+class _Layers:
+    """Each layer's function; equal ones are one object, unlike ones of one kind of name are named apart."""
+
+    decoder: Decoder
+    intern: Interner = field(default_factory=Interner)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        made: dict[tuple[Chain, str], Piece] = {}
+        for chain, kind in zip(self.decoder.layers, self.decoder.kinds, strict=True):
+            if (chain, kind) not in made:
+                made[chain, kind] = self._piece(chain, kind)
+        return [made[key] for key in zip(self.decoder.layers, self.decoder.kinds, strict=True)]
+
+    def _piece(self, chain: Chain, kind: str) -> Piece:
+        scope = Scope(self.decoder.width)
+        try:
+            out = _expand(chain, scope, scope.x[0])
+        except GraphError as error:
+            raise GraphError(f"layer kind {kind}: {error}", error.place, expected=error.expected, got=error.got) from None
+        piece = scope.close("Layer", out, steps(chain))
+        return Piece(self._named(piece.function, kind), piece.asks)
+
+    def _named(self, function: Function, kind: str) -> Function:
+        """Interns from the inside out, so that the text of every function names each callee once."""
+        new: dict[Node, Node] = {}
+        for n in function.nodes:
+            inputs = tuple(Value(new.get(v.node, v.node), v.index) for v in n.inputs)
+            new[n] = n.remade(op=Call(self._named(called(n), kind)) if is_call(n) else n.op, inputs=inputs)
+        outputs = tuple((name, Value(new.get(v.node, v.node), v.index)) for name, v in function.outputs)
+        return self.intern(replace(function, outputs=outputs), kind)
+
+
+def _expand(term: Term, scope: Scope, x: Value) -> Value:
+    match term:
+        case Leaf(label, part, place):
+            return part.expand(scope, x, label, place)
+        case Chain(terms):
+            for inner in terms:
+                x = _expand(inner, scope, x)
+            return x
+        case Residual(body):
+            name = "after_" + _joined(body)
+            branch = _expand(body, scope, x)
+            return _add(x, branch, name, _place(body))
+        case Sum(branches):
+            values = [_expand(branch, scope, x) for branch in branches]
+            total = values[0]
+            for i, value in enumerate(values[1:], 2):
+                name = "_plus_".join(_main(branch) for branch in branches[:i])
+                total = _add(total, value, name, _place(branches[i - 1]))
+            return total
+
+
+def _add(x: Value, branch: Value, name: str, place: Place | None) -> Value:
+    """A branch ends as wide as the stream that it edits."""
+    if x.type != branch.type:
+        raise GraphError(
+            f"{name}: the branch is not as wide as the stream",
+            place,
+            expected=str(x.type.shape[-1]),
+            got=str(branch.type.shape[-1]),
+        )
+    return apply(Add(), x, branch, name=name, place=place)
+
+
+def _main(term: Term) -> str:
+    """The label that a branch is known by: its mixer's or MLP's, else its last."""
+    labels = list(leaves(term))
+    return next((leaf.label for leaf in labels if not isinstance(leaf.part, Norm)), labels[-1].label)
+
+
+def _joined(body: Chain) -> str:
+    sums = [term for term in body.terms if isinstance(term, Sum)]
+    branches: Iterable[Term] = sums[0].branches if sums else (body,)
+    return "_and_".join(_main(branch) for branch in branches)
+
+
+def drawing(term: Term, x: str = "x") -> str:
+    """The term as a formula: x + attention(attention_norm(x)); the steps of a whole layer stand apart."""
+    match term:
+        case Leaf(label, _, _):
+            return f"{label}({x})"
+        case Chain(terms):
+            for inner in terms:
+                x = drawing(inner, x)
+            return x
+        case Residual(body):
+            return f"{x} + {drawing(body, x)}"
+        case Sum(branches):
+            return " + ".join(drawing(branch, x) for branch in branches)
+
+
+def steps(layer: Chain) -> str:
+    return "; ".join(f"x = {drawing(term)}" for term in layer.terms)

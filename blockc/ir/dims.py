@@ -1,0 +1,101 @@
+"""Symbolic sizes: integer polynomials over B, S and P, so that two shapes are equal or not, never "maybe".
+
+    B * (S + P) == B * S + B * P        S + P != P + 1
+
+B is the batch, S the new tokens, P the past tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+Monomial = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dim:
+    """sum of coefficient * product(symbols), kept in one normal form: sorted, without zero terms.
+
+    Equality is equality of polynomials, which is exact because the normal form is unique.
+    """
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    @staticmethod
+    def of(terms: Mapping[Monomial, int]) -> Dim:
+        return Dim(tuple(sorted((m, c) for m, c in terms.items() if c)))
+
+    def __add__(self, other: Dim | int) -> Dim:
+        total = dict(self.terms)
+        for monomial, coefficient in dim(other).terms:
+            total[monomial] = total.get(monomial, 0) + coefficient
+        return Dim.of(total)
+
+    def __mul__(self, other: Dim | int) -> Dim:
+        total: dict[Monomial, int] = {}
+        for left, a in self.terms:
+            for right, b in dim(other).terms:
+                monomial = tuple(sorted(left + right))
+                total[monomial] = total.get(monomial, 0) + a * b
+        return Dim.of(total)
+
+    def __sub__(self, other: Dim | int) -> Dim:
+        return self + dim(other) * -1
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    @property
+    def value(self) -> int | None:
+        """The integer that this is, or None where a symbol is left."""
+        if not self.terms:
+            return 0
+        (monomial, coefficient), *rest = self.terms
+        return coefficient if not monomial and not rest else None
+
+    @cached_property
+    def symbol(self) -> str | None:
+        """The name, where this is one symbol alone."""
+        if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
+            return self.terms[0][0][0]
+        return None
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        """The integer at these sizes; KeyError names a symbol that has none."""
+        total = 0
+        for monomial, coefficient in self.terms:
+            for symbol in monomial:
+                coefficient *= sizes[symbol]
+            total += coefficient
+        return total
+
+    def __str__(self) -> str:
+        if not self.terms:
+            return "0"
+        # Symbols read in the order P, S as everyone writes P + S; the constant comes last.
+        ordered = sorted(self.terms, key=lambda term: (not term[0], term[0]))
+        parts = [
+            "*".join(([str(c)] if c != 1 or not monomial else []) + list(monomial)) for monomial, c in ordered
+        ]
+        return " + ".join(parts).replace("+ -", "- ")
+
+
+def dim(value: Dim | int) -> Dim:
+    return value if isinstance(value, Dim) else Dim.of({(): value})
+
+
+def symbol(name: str) -> Dim:
+    return Dim.of({(name,): 1})
+
+
+def product(dims: Iterable[Dim | int]) -> Dim:
+    result = dim(1)
+    for factor in dims:
+        result = result * factor
+    return result
+
+
+B, S, P = symbol("B"), symbol("S"), symbol("P")
+T = P + S

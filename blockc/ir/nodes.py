@@ -1,0 +1,205 @@
+"""The graph: typed values, nodes, and functions that call each other.
+
+A Function is a directed acyclic graph of Nodes. A Node is a frozen op, the values it reads, its parameters and a name;
+its output types are computed once, when it is made. A value is (node, index), since a call or a cache has several
+outputs. A Param is named relative to the function that holds it: a layer that is called 126 times is one Function, and
+the path of a weight is the path of the calls followed by its own name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from blockc.ir.dims import Dim, dim
+from blockc.source import Place
+
+if TYPE_CHECKING:
+    from blockc.ops.base import Op
+
+Dtype = Literal["float", "int", "bool"]
+_serial = itertools.count()
+
+
+class GraphError(Exception):
+    """A graph that does not hold together: the message, and the place in the spec that it comes from, where known."""
+
+    def __init__(self, message: str, place: Place | None = None, *, expected: str = "", got: str = "") -> None:
+        super().__init__(message)
+        self.place, self.expected, self.got = place, expected, got
+
+
+@dataclass(frozen=True)
+class Type:
+    """What a value is: dtype (float is the model's own, int is int64) and symbolic shape."""
+
+    dtype: Dtype
+    shape: tuple[Dim, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    def with_axis(self, axis: int, size: Dim | int) -> Type:
+        return Type(self.dtype, (*self.shape[:axis], dim(size), *self.shape[axis + 1 :]))
+
+
+def tensor(dtype: Dtype, *shape: Dim | int) -> Type:
+    return Type(dtype, tuple(dim(size) for size in shape))
+
+
+@dataclass(frozen=True)
+class Param:
+    """One learned tensor, named relative to the function that holds it. Sharing a Param is tying."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Literal["matrix", "table", "gain", "bias"]
+    neutral: float = 0.0  # where an untrained model starts: 1 for a gain, 0 for a bias or for the gain of (1 + w)
+
+    @property
+    def size(self) -> int:
+        total = 1
+        for extent in self.shape:
+            total *= extent
+        return total
+
+
+@dataclass(frozen=True)
+class Value:
+    node: Node
+    index: int = 0
+
+    @property
+    def type(self) -> Type:
+        return self.node.types[self.index]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Node:
+    """op(inputs; params), named; `types` are its outputs' types, checked at construction."""
+
+    op: Op
+    inputs: tuple[Value, ...]
+    name: str
+    params: tuple[Param, ...] = ()
+    place: Place | None = None
+    serial: int = field(default_factory=lambda: next(_serial))
+
+    @cached_property
+    def types(self) -> tuple[Type, ...]:
+        try:
+            return self.op.infer(*(value.type for value in self.inputs))
+        except GraphError as error:
+            raise GraphError(
+                f"{self.name}: {error}", error.place or self.place, expected=error.expected, got=error.got
+            ) from None
+
+    def __post_init__(self) -> None:
+        _ = self.types  # a node that exists is a node whose shapes agree
+
+    def __getitem__(self, index: int) -> Value:
+        return Value(self, index)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.op.name}>"
+
+    def remade(self, *, op: Op | None = None, inputs: tuple[Value, ...] | None = None, name: str | None = None) -> Node:
+        """A node like this one, made now: it stands after everything that was made before it."""
+        return Node(op or self.op, self.inputs if inputs is None else inputs, name or self.name, self.params, self.place)
+
+
+def node(
+    op: Op, *inputs: Value, name: str, params: Sequence[Param] | None = None, place: Place | None = None
+) -> Node:
+    """A node whose parameters are its own (name.weight, ...) unless others are given, which ties it to them."""
+    own = tuple(Param(f"{name}.{p.name}", p.shape, p.role, p.neutral) for p in op.params())
+    return Node(op, inputs, name, own if params is None else tuple(params), place)
+
+
+def apply(
+    op: Op, *inputs: Value, name: str, params: Sequence[Param] | None = None, place: Place | None = None
+) -> Value:
+    """The first output of a new node."""
+    return node(op, *inputs, name=name, params=params, place=place)[0]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Function:
+    """inputs -> outputs. The body is what the outputs reach, in the order in which it was built.
+
+    `causal` declares whether no output may depend on a later token; `verify` proves it.
+    `stream` names the input that the residual stream comes in by: the first output has its type.
+    """
+
+    name: str
+    inputs: tuple[Node, ...]
+    outputs: tuple[tuple[str, Value], ...]
+    causal: bool = True
+    doc: str = ""
+    stream: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<function {self.name}>"
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every reached node but the inputs; operands stand before their users."""
+        seen: dict[Node, None] = {}
+        todo = [value.node for _, value in self.outputs]
+        while todo:
+            current = todo.pop()
+            if current not in seen:
+                seen[current] = None
+                todo.extend(value.node for value in current.inputs)
+        inputs = set(self.inputs)
+        return tuple(sorted((n for n in seen if n not in inputs), key=lambda n: n.serial))
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.outputs)
+
+    @cached_property
+    def own_params(self) -> tuple[Param, ...]:
+        """The parameters held by this function's own nodes, each once."""
+        return tuple(dict.fromkeys(param for n in self.nodes for param in n.params))
+
+    @cached_property
+    def key(self) -> object:
+        """Equal keys mean equal functions: same ops, wiring, parameters and value names, wherever written."""
+        position: dict[Node, int] = {n: i for i, n in enumerate((*self.inputs, *self.nodes))}
+
+        def wires(values: Iterable[Value]) -> tuple[tuple[int, int], ...]:
+            return tuple((position[value.node], value.index) for value in values)
+
+        body = tuple((n.op, wires(n.inputs), n.name, n.params) for n in self.nodes)
+        ends = tuple((name, *wires([value])) for name, value in self.outputs)
+        return (tuple((n.op, n.name) for n in self.inputs), body, ends, self.causal, self.stream)
+
+
+class Interner:
+    """Gives the first function for all that are equal to it, so that equal layers are one object.
+
+    Unlike functions are named apart: Layer, then GlobalLayer for the layer kind `global`, then GlobalLayer2.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[object, Function] = {}
+        self._names: set[str] = set()
+
+    def __call__(self, function: Function, kind: str) -> Function:
+        if function.key in self._known:
+            return self._known[function.key]
+        special = "".join(word.capitalize() for word in re.split(r"[_+]", kind)) + function.name
+        candidates = itertools.chain([function.name, special], (f"{special}{i}" for i in itertools.count(2)))
+        name = next(candidate for candidate in candidates if candidate not in self._names)
+        self._names.add(name)
+        self._known[function.key] = replace(function, name=name)
+        return self._known[function.key]
+
+
+def substitute(values: Iterable[Value], new: Mapping[Value, Value]) -> tuple[Value, ...]:
+    return tuple(new.get(value, value) for value in values)

@@ -1,0 +1,120 @@
+"""Functions as text: one line a value with its type, equal calls folded. There is no parser; the spec is the input."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from blockc.ir.nodes import Function, Node, Value
+from blockc.ir.roll import Loop, called, is_call, period, roll
+
+
+def render(function: Function) -> str:
+    """The functions that `function` calls, innermost first and each once, then itself."""
+    return "\n\n".join(_function(f) for f in functions(function)) + "\n"
+
+
+def functions(root: Function) -> list[Function]:
+    """All reachable functions, a callee before its callers, `root` last."""
+    order: dict[Function, None] = {}
+
+    def visit(function: Function) -> None:
+        for n in function.nodes:
+            if is_call(n) and called(n) not in order:
+                visit(called(n))
+        order[function] = None
+
+    visit(root)  # as deep as parts nest, which the spec bounds
+    return list(order)
+
+
+def _function(function: Function) -> str:
+    names = Names(function)
+    inputs = list(_inputs(function))
+    lines = [f"function {function.name}({', '.join(inputs)}):"]
+    for item in roll(function):
+        lines.extend(f"    {line}" for line in (_loop(item, names) if isinstance(item, Loop) else _node(item, names)))
+    lines.append(f"    return {', '.join(_outputs(function, names))}")
+    return "\n".join(lines)
+
+
+def _inputs(function: Function) -> Iterator[str]:
+    for n in function.inputs:
+        if ".0." in n.name or not _indexed(n.name):
+            yield f"{n.name.replace('.0.', '.N.')}: {n.types[0]}"
+
+
+def _outputs(function: Function, names: Names) -> Iterator[str]:
+    for name, value in function.outputs:
+        if not _indexed(name):
+            yield f"{name} = {names[value]}"
+        elif ".0." in name:
+            yield name.replace(".0.", ".N.")
+
+
+def _indexed(name: str) -> bool:
+    return any(part.isdigit() for part in name.split("."))
+
+
+class Names:
+    """How a function's values are called in its text: the node's name, or name.output where there are several."""
+
+    def __init__(self, function: Function) -> None:
+        self.last_of_loop = {
+            item.calls[-1]: item.prefix for item in roll(function) if isinstance(item, Loop)
+        }
+
+    def __getitem__(self, value: Value) -> str:
+        base = self.last_of_loop.get(value.node, value.node.name)
+        if len(value.node.types) == 1:
+            return base
+        if is_call(value.node):
+            return base if value.index == 0 else f"{base}.{called(value.node).outputs[value.index][0]}"
+        return f"{base}.{value.node.op.output_names[value.index]}"
+
+
+def _node(n: Node, names: Names) -> Iterator[str]:
+    if is_call(n):
+        yield f"{n.name} = {called(n).name}({', '.join(names[v] for v in n.inputs)}) : {_types(n)}"
+        return
+    fields = ", ".join(f"{k}={v}" for k, v in _fields(n))
+    params = ", ".join(f"{p.name}[{', '.join(map(str, p.shape))}]" for p in n.params)
+    yield (
+        f"{n.name} = {n.op.name}({', '.join(names[v] for v in n.inputs)})"
+        + (f" {{{fields}}}" if fields else "")
+        + (f" with {params}" if params else "")
+        + f" : {_types(n)}"
+    )
+
+
+def _types(n: Node) -> str:
+    return ", ".join(map(str, n.types))
+
+
+def _fields(n: Node) -> Iterator[tuple[str, object]]:
+    for f in dataclasses.fields(n.op):
+        value = getattr(n.op, f.name)
+        if value is not None and value is not False:
+            yield f.name, value
+
+
+def _loop(loop: Loop, names: Names) -> Iterator[str]:
+    first = loop.calls[0]
+    columns = [
+        "chain" if i == loop.chain else names[loop.fixed[i]] if i in loop.fixed else _column(loop.varying[i], names)
+        for i in range(len(first.inputs))
+    ]
+    kinds = [f.name for f in loop.functions]
+    cycle = kinds[: period(tuple(kinds))]
+    yield f"chain = {names[first.inputs[loop.chain]]}"
+    yield f"for N in 0..{len(loop.calls) - 1}:"
+    yield f"    chain = {' | '.join(cycle)} as {loop.prefix}.N({', '.join(columns)}) : {_types(first)}"
+    yield f"{loop.prefix} = chain"
+
+
+def _column(values: tuple[Value, ...], names: Names) -> str:
+    texts = tuple(names[value] for value in values)
+    if all(_indexed(text) for text in texts):
+        return texts[0].replace(".0.", ".N.")
+    n = period(texts)
+    return "[" + ", ".join(texts[:n]) + "]" + ("[N % " + str(n) + "]" if n < len(texts) else "[N]")

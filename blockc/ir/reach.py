@@ -1,0 +1,54 @@
+"""Who can see whom: for each value, which tokens its entries may depend on.
+
+This is the abstract domain of the causality proof. An op's `reach` rule maps the reach of its operands to that of its
+outputs; `passes.verify` walks the graph with it and refuses a function that declares itself causal and is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Depends on no token."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Entry t along `axis` depends on tokens up to its own time t and on no later one."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Entry t along `axis` is the time of token t itself, plus `ahead`. Reading the clock of a key tells nothing else."""
+
+    axis: int
+    ahead: int = 0
+
+
+@dataclass(frozen=True)
+class Allows:
+    """A mask that is true only where the key's time is at most the query's."""
+
+    query_axis: int
+    key_axis: int
+
+
+@dataclass(frozen=True)
+class Leaks:
+    """Some entry may depend on a later token; `why` says through what."""
+
+    why: str
+
+
+Reach = Constant | Tokens | Clock | Allows | Leaks
+
+
+def along(reach: Reach) -> Reach:
+    """A clock is also an ordinary value that stands at its own token, as long as it does not run ahead of it."""
+    if isinstance(reach, Clock):
+        return Tokens(reach.axis) if reach.ahead <= 0 else Leaks("a clock that runs ahead")
+    return reach

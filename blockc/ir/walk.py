@@ -1,0 +1,44 @@
+"""Walks over nested functions: the parameters by path, and the flat form that ONNX is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from blockc.ir.nodes import Function, Node, Param, Value
+from blockc.ir.roll import called, is_call
+
+
+def parameters(function: Function) -> dict[str, Param]:
+    """Every parameter by its full path, a tied one once, in the order of first use."""
+    return dict(_parameters(function, ""))
+
+
+def _parameters(function: Function, prefix: str) -> Iterator[tuple[str, Param]]:
+    for n in function.nodes:
+        if is_call(n):
+            yield from _parameters(called(n), f"{prefix}{n.name}.")
+        for param in n.params:
+            yield prefix + param.name, param
+
+
+def inline(function: Function) -> Function:
+    """The same function without calls: nodes and parameters bear their paths."""
+    outputs = _inlined(function, tuple(n[0] for n in function.inputs), "")
+    named = tuple(zip(function.output_names, outputs, strict=True))
+    return replace(function, outputs=named)
+
+
+def _inlined(function: Function, arguments: tuple[Value, ...], prefix: str) -> tuple[Value, ...]:
+    """As deep as parts nest, which the spec bounds; layers follow each other, they do not nest."""
+    new: dict[Value, Value] = {n[0]: v for n, v in zip(function.inputs, arguments, strict=True)}
+    for n in function.nodes:
+        inputs = tuple(new[value] for value in n.inputs)
+        if is_call(n):
+            results = _inlined(called(n), inputs, f"{prefix}{n.name}.")
+        else:
+            params = tuple(replace(param, name=prefix + param.name) for param in n.params)
+            made = Node(n.op, inputs, prefix + n.name, params, n.place)
+            results = tuple(made[i] for i in range(len(made.types)))
+        new.update({n[i]: value for i, value in enumerate(results)})
+    return tuple(new[value] for _, value in function.outputs)

@@ -1,0 +1,257 @@
+"""Heads, attention and what a cache does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockc.ir import Dim, Type, dim, product
+from blockc.ir.reach import Allows, Clock, Constant, Leaks, Reach, Tokens, along
+from blockc.ops.base import (
+    Arrays,
+    OnnxBuilder,
+    OnnxValue,
+    Op,
+    Sample,
+    State,
+    TokenAxes,
+    expect,
+    last,
+    rand,
+)
+
+
+@dataclass(frozen=True)
+class SplitHeads(Op):
+    """(B, S, heads * head_dim) -> (B, heads, S, head_dim)"""
+
+    heads: int
+    head_dim: int
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        batch, tokens, width = args[0].shape
+        expect(width == dim(self.heads * self.head_dim), "heads * head_dim", self.heads * self.head_dim, width)
+        return (Type(args[0].dtype, (batch, dim(self.heads), tokens, dim(self.head_dim))),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        batch, tokens, _ = args[0].shape
+        return (args[0].reshape(batch, tokens, self.heads, self.head_dim).transpose(0, 2, 1, 3),)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{args[0]}.unflatten(2, ({self.heads}, {self.head_dim})).transpose(1, 2)"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        split = g.op("Reshape", args[0], g.constant([0, 0, self.heads, self.head_dim]))
+        return [g.op("Transpose", split, perm=[0, 2, 1, 3])]
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((1,), (2,))
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(SplitHeads(2, 4), (rand(3, 5, 8),)),)
+
+
+@dataclass(frozen=True)
+class MergeHeads(Op):
+    """(B, heads, S, head_dim) -> (B, S, heads * head_dim): the concatenated heads"""
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        batch, heads, tokens, head_dim = args[0].shape
+        return (Type(args[0].dtype, (batch, tokens, heads * head_dim)),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        batch, heads, tokens, head_dim = args[0].shape
+        return (args[0].transpose(0, 2, 1, 3).reshape(batch, tokens, heads * head_dim),)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{args[0]}.transpose(1, 2).flatten(2)"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Reshape", g.op("Transpose", args[0], perm=[0, 2, 1, 3]), g.constant([0, 0, -1]))]
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((2,), (1,))
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(MergeHeads(), (rand(3, 2, 5, 4),)),)
+
+
+@dataclass(frozen=True)
+class Attention(Op):
+    """y = softmax(cap(scale * q k^T) where mask, -inf elsewhere) v, and 0 for a row that sees nothing
+
+    q (B, heads, S, d), k (B, kv_heads, T, d), v (B, kv_heads, T, d), mask bool (B, 1, S, T) -> (B, heads, S, d).
+    Query head h reads key-value head h // (heads / kv_heads). cap(x) = softcap * tanh(x / softcap), before the mask.
+    """
+
+    heads: int
+    kv_heads: int
+    scale: float
+    softcap: float | None = None
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        q, k, v, mask = args
+        batch, heads, tokens, width = q.shape
+        keys = Type("float", (batch, dim(self.kv_heads), k.shape[2], width))
+        expect(heads == dim(self.heads), "query heads", self.heads, heads)
+        expect(k == keys, "keys", keys, k)
+        expect(v == keys, "values", keys, v)
+        seen = Type("bool", (batch, dim(1), tokens, k.shape[2]))
+        expect(mask == seen, "the mask", seen, mask)
+        return (q,)
+
+    def flops(self, *args: Type) -> Dim:
+        q, k, v, _ = args
+        return self.scratch(*args) * (last(k) + last(v)) * 2
+
+    def scratch(self, *args: Type) -> Dim:
+        q, k, *_ = args
+        return product((*q.shape[:3], k.shape[2]))
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        q, k, v, mask = args
+        k, v = (np.repeat(x, self.heads // self.kv_heads, axis=1) for x in (k, v))
+        scores = q @ k.swapaxes(2, 3) * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * np.tanh(scores / self.softcap)
+        # Keys nobody sees give no weight; a row without any gives weight 0 instead of 0/0.
+        peak = np.max(scores, axis=-1, keepdims=True, where=mask, initial=-np.inf)
+        weights = np.exp(scores - np.where(np.isfinite(peak), peak, 0), where=mask, out=np.zeros_like(scores))
+        total = weights.sum(axis=-1, keepdims=True)
+        return (weights @ v / np.where(total == 0, 1, total),)
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        if self.softcap is None:
+            return ()
+        return ("softcap_attention",) if self.heads == self.kv_heads else ("softcap_attention", "grouped")
+
+    def torch(self, me: str, *args: str) -> str:
+        q, k, v, mask = args
+        shared = self.heads != self.kv_heads
+        if self.softcap is None:
+            gqa = ", enable_gqa=True" if shared else ""
+            return f"F.scaled_dot_product_attention({q}, {k}, {v}, attn_mask={mask}, scale={self.scale!r}{gqa})"
+        if shared:
+            k, v = (f"grouped({x}, {self.heads // self.kv_heads})" for x in (k, v))
+        return f"softcap_attention({q}, {k}, {v}, {mask}, scale={self.scale!r}, softcap={self.softcap!r})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Attention", *args, scale=self.scale, softcap=self.softcap or 0.0, is_causal=0)]
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((2, None, None, 2), (2,))
+
+    def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
+        for reach in map(along, reaches[:3]):
+            if isinstance(reach, Leaks):
+                return (reach,)
+            if reach not in (Tokens(2), Constant()):
+                return (Leaks("attention over something else than tokens"),)
+        mask = reaches[3]
+        if not isinstance(mask, Allows):
+            return (mask if isinstance(mask, Leaks) else Leaks("attention without a causal mask"),)
+        return (Tokens(mask.query_axis),)
+
+    def state(self) -> tuple[State, ...]:
+        return State(1, 2, "key"), State(2, 2, "value")
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        mask = np.tril(np.ones((4, 6), bool), 1)[None, None].repeat(2, axis=0)
+        mask[1, 0, 0] = False  # a row that sees nothing
+
+        def sample(heads: int, kv_heads: int, softcap: float | None) -> Sample:
+            k, v = rand(2, kv_heads, 6, 8, seed=1), rand(2, kv_heads, 6, 8, seed=2)
+            return Sample(Attention(heads, kv_heads, 0.4, softcap), (rand(2, heads, 4, 8), k, v, mask))
+
+        return sample(4, 4, None), sample(8, 2, None), sample(4, 1, None), sample(4, 4, 0.8), sample(8, 2, 0.8)
+
+
+@dataclass(frozen=True)
+class Extend(Op):
+    """y = [past, new] along the token axis: (B, heads, P, d), (B, heads, S, d) -> (B, heads, P + S, d)"""
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        past, new = args
+        expect(past == new.with_axis(2, past.shape[2]), "the past", new.with_axis(2, past.shape[2]), past)
+        return (new.with_axis(2, past.shape[2] + new.shape[2]),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (np.concatenate(args, axis=2),)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"torch.cat(({args[0]}, {args[1]}), dim=2)"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Concat", *args, axis=2)]
+
+    def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
+        past, new = reaches
+        if past == Constant() and along(new) in (Tokens(2), Constant()):
+            return (along(new),)
+        return (Leaks("a cache extended with a value that leaks"),)
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Extend(), (rand(2, 3, 4, 5), rand(2, 3, 1, 5, seed=1))),)
+
+
+@dataclass(frozen=True)
+class LastIndex(Op):
+    """i = the first index of the largest position: (B, S) -> (B, 1). Right, whichever side the padding is on."""
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        return (args[0].with_axis(1, 1),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (np.argmax(args[0], axis=1, keepdims=True),)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{args[0]}.argmax(dim=1, keepdim=True)"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("ArgMax", args[0], axis=1, keepdims=1, select_last_index=0)]
+
+    def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
+        # Which token is asked for is the question, not the answer: the index itself tells nothing of the later tokens.
+        return (Constant(),) if isinstance(reaches[0], Clock) else (Leaks("the last of something else than positions"),)
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(LastIndex(), (np.array([[-1, 0, 1], [0, 1, 1], [-1, -1, -1]]),)),)
+
+
+@dataclass(frozen=True)
+class TakeToken(Op):
+    """y[b] = x[b, index[b]]: (B, S, ...), (B, 1) -> (B, 1, ...)"""
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        return (args[0].with_axis(1, 1),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        rows = np.arange(len(args[0]))[:, None]
+        return (args[0][rows, args[1]],)
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        return ("take_token",)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"take_token({args[0]}, {args[1]})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("GatherND", args[0], g.op("Unsqueeze", args[1], g.constant([2])), batch_dims=1)]
+
+    def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
+        token, index = reaches
+        return (token,) if index == Constant() else (Leaks("a token picked by a value that reads tokens"),)
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        index = np.array([[2], [0]])
+        return Sample(TakeToken(), (rand(2, 3, 4), index)), Sample(TakeToken(), (np.arange(6).reshape(2, 3), index))

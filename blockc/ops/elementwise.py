@@ -1,0 +1,168 @@
+"""Sums, products and activations: the arithmetic between the matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import pi, sqrt
+
+import numpy as np
+
+from blockc.ops.base import Array, Arrays, Elementwise, OnnxBuilder, OnnxValue, Sample, rand
+
+
+@dataclass(frozen=True)
+class Add(Elementwise):
+    """y = a + b"""
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (args[0] + args[1],)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{args[0]} + {args[1]}"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Add", *args)]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Add(), (rand(2, 3, 8), rand(2, 3, 8, seed=1))),)
+
+
+@dataclass(frozen=True)
+class Mul(Elementwise):
+    """y = a * b, entry by entry: the gate of a gated MLP"""
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (args[0] * args[1],)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{args[0]} * {args[1]}"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Mul", *args)]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Mul(), (rand(2, 3, 8), rand(2, 3, 8, seed=1))),)
+
+
+@dataclass(frozen=True)
+class Scale(Elementwise):
+    """y = factor * x"""
+
+    factor: float
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (args[0] * self.factor,)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{args[0]} * {self.factor!r}"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Mul", args[0], g.real(self.factor))]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Scale(sqrt(3584)), (rand(2, 3, 8),)),)
+
+
+@dataclass(frozen=True)
+class Softcap(Elementwise):
+    """y = cap * tanh(x / cap): keeps every entry inside (-cap, cap)"""
+
+    cap: float
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (self.cap * np.tanh(args[0] / self.cap),)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{self.cap!r} * torch.tanh({args[0]} / {self.cap!r})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        cap = g.real(self.cap)
+        return [g.op("Mul", g.op("Tanh", g.op("Div", args[0], cap)), cap)]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Softcap(0.7), (rand(2, 3, 8),)),)
+
+
+@dataclass(frozen=True)
+class Relu(Elementwise):
+    """y = max(x, 0)"""
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (np.maximum(args[0], 0),)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"F.relu({args[0]})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Relu", args[0])]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Relu(), (rand(2, 3, 8),)),)
+
+
+@dataclass(frozen=True)
+class Silu(Elementwise):
+    """y = x * sigmoid(x)  (Elfwing et al. 2017)"""
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (args[0] / (1 + np.exp(-args[0])),)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"F.silu({args[0]})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Mul", args[0], g.op("Sigmoid", args[0]))]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Silu(), (rand(2, 3, 8),)),)
+
+
+@dataclass(frozen=True)
+class Gelu(Elementwise):
+    """y = x * Phi(x), with the normal distribution function by erf  (Hendrycks and Gimpel 2016)"""
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (args[0] * 0.5 * (1 + erf(args[0] / sqrt(2))),)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"F.gelu({args[0]})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Gelu", args[0], approximate="none")]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Gelu(), (rand(2, 3, 8) * 2,)),)
+
+
+@dataclass(frozen=True)
+class GeluTanh(Elementwise):
+    """y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))): differs from Gelu by up to 5e-4"""
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        x = args[0]
+        return (0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))),)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f'F.gelu({args[0]}, approximate="tanh")'
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Gelu", args[0], approximate="tanh")]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(GeluTanh(), (rand(2, 3, 8) * 2,)),)
+
+
+def erf(x: Array) -> Array:
+    """The error function in float64. NumPy has none, and the standard library's works on one number."""
+    from math import erf as scalar
+
+    return np.vectorize(scalar, otypes=[np.float64])(x)

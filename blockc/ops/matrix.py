@@ -1,0 +1,173 @@
+"""Tables, matrices and norms: the ops that own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockc.ir import Dim, Param, Type, dim, product
+from blockc.ops.base import (
+    Arrays,
+    Elementwise,
+    OnnxBuilder,
+    OnnxValue,
+    Op,
+    Sample,
+    TokenAxes,
+    expect,
+    last,
+    rand,
+)
+
+
+@dataclass(frozen=True)
+class Embed(Op):
+    """y = weight[ids]: (B, S) -> (B, S, width). A row look-up: no FLOPs."""
+
+    rows: int
+    width: int
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        expect(args[0].dtype == "int", "ids", "int", args[0])
+        return (Type("float", (*args[0].shape, dim(self.width))),)
+
+    def params(self) -> tuple[Param, ...]:
+        return (Param("weight", (self.rows, self.width), "table"),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (params[0][args[0]],)
+
+    def declares(self) -> str | None:
+        return f"nn.Embedding({self.rows}, {self.width})"
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{me}({args[0]})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Gather", params[0], args[0], axis=0)]
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((1,), (1,))
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Embed(7, 4), (np.array([[0, 6, 3], [2, 2, 1]]),)),)
+
+
+@dataclass(frozen=True)
+class Linear(Op):
+    """y = x weight^T + bias: (..., inputs) -> (..., outputs), weight (outputs, inputs)"""
+
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        expect(last(args[0]) == dim(self.inputs), "the width read by a linear", self.inputs, last(args[0]))
+        return (args[0].with_axis(len(args[0].shape) - 1, self.outputs),)
+
+    def params(self) -> tuple[Param, ...]:
+        weight = Param("weight", (self.outputs, self.inputs), "matrix")
+        return (weight, Param("bias", (self.outputs,), "bias")) if self.bias else (weight,)
+
+    def flops(self, *args: Type) -> Dim:
+        return product(args[0].shape) * (2 * self.outputs)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        y = args[0] @ params[0].T
+        return (y + params[1],) if self.bias else (y,)
+
+    def declares(self) -> str | None:
+        return f"nn.Linear({self.inputs}, {self.outputs}{'' if self.bias else ', bias=False'})"
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{me}({args[0]})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        y = g.op("MatMul", args[0], g.op("Transpose", params[0], perm=[1, 0]))
+        return [g.op("Add", y, params[1])] if self.bias else [y]
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((1,), (1,))
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return Sample(Linear(8, 5), (rand(2, 3, 8),)), Sample(Linear(8, 5, bias=True), (rand(2, 3, 8),))
+
+
+@dataclass(frozen=True)
+class RmsNorm(Elementwise):
+    """y = x / sqrt(mean(x^2) + eps) * (offset + weight), over the last axis  (Zhang and Sennrich 2019)"""
+
+    width: int
+    eps: float
+    offset: float = 0.0
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        expect(last(args[0]) == dim(self.width), "the width read by a norm", self.width, last(args[0]))
+        return args
+
+    def params(self) -> tuple[Param, ...]:
+        return (Param("weight", (self.width,), "gain", neutral=1.0 - self.offset),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        rms = np.sqrt(np.mean(args[0] ** 2, axis=-1, keepdims=True) + self.eps)
+        return (args[0] / rms * (self.offset + params[0]),)
+
+    def declares(self) -> str | None:
+        if self.offset:
+            return f"OffsetRMSNorm({self.width}, eps={self.eps!r}, offset={self.offset!r})"
+        return f"nn.RMSNorm({self.width}, eps={self.eps!r})"
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        return ("offset_rms_norm",) if self.offset else ()
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{me}({args[0]})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        gain = g.op("Add", params[0], g.real(self.offset)) if self.offset else params[0]
+        return [g.op("RMSNormalization", args[0], gain, axis=-1, epsilon=self.eps, stash_type=1)]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return Sample(RmsNorm(8, 1e-5), (rand(2, 3, 8),)), Sample(RmsNorm(8, 1e-2, 1.0), (rand(2, 3, 8),))
+
+
+@dataclass(frozen=True)
+class LayerNorm(Elementwise):
+    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis  (Ba et al. 2016)"""
+
+    width: int
+    eps: float
+    bias: bool
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        expect(last(args[0]) == dim(self.width), "the width read by a norm", self.width, last(args[0]))
+        return args
+
+    def params(self) -> tuple[Param, ...]:
+        weight = Param("weight", (self.width,), "gain", neutral=1.0)
+        return (weight, Param("bias", (self.width,), "bias")) if self.bias else (weight,)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        centred = args[0] - args[0].mean(axis=-1, keepdims=True)
+        y = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + self.eps) * params[0]
+        return (y + params[1],) if self.bias else (y,)
+
+    def declares(self) -> str | None:
+        return f"nn.LayerNorm({self.width}, eps={self.eps!r}{'' if self.bias else ', bias=False'})"
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{me}({args[0]})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("LayerNormalization", args[0], *params, axis=-1, epsilon=self.eps, stash_type=1)]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        x = rand(2, 3, 8) + 0.5
+        return Sample(LayerNorm(8, 1e-5, True), (x,)), Sample(LayerNorm(8, 1e-2, False), (x,))

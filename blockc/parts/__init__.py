@@ -1,0 +1,12 @@
+"""The parts: what a spec's keys stand for, each with the ops that it expands to."""
+
+from blockc.parts.attention import Attention, Llama3, Rope
+from blockc.parts.base import Loc, Model, OrNone, Part, Piece, Problem, Scope, Shared
+from blockc.parts.mlp import Mlp
+from blockc.parts.norm import Norm
+from blockc.parts.position import Learned, Positions, Sine, positioned
+
+__all__ = [
+    "Attention", "Learned", "Llama3", "Loc", "Mlp", "Model", "Norm", "OrNone", "Part", "Piece", "Positions", "Problem",
+    "Rope", "Scope", "Shared", "Sine", "positioned",
+]  # fmt: skip

@@ -1,0 +1,113 @@
+"""What a part is: the Pydantic class of one key of the language, with an `expand` that emits ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from blockc.ir import B, Function, Node, S, Type, Value, apply, tensor
+from blockc.ops import Call, Input, Op
+from blockc.source import Place
+
+T = TypeVar("T")
+Loc = tuple[str | int, ...]
+
+ORNONE = BeforeValidator(lambda value: None if value == "none" else value)  # `none` turns a thing off
+OrNone = Annotated[T | None, ORNONE]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that types alone do not refuse, at a location relative to the part."""
+
+    loc: Loc
+    message: str
+    expected: str = ""
+    got: str = ""
+    hint: str = ""
+    also: tuple[tuple[str, Loc], ...] = ()
+
+
+class Model(BaseModel):
+    """Strict: no coercion, no unknown keys, no change after reading."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Made once at the root and passed into the layers: `op` of the root's values of these names.
+
+    Masks and rotary tables are such, so that layers that differ in a window or a theta alone are one function.
+    """
+
+    label: str
+    op: Op
+    reads: tuple[str, ...]
+
+    @property
+    def types(self) -> tuple[Type, ...]:
+        return self.op.infer(*(tensor("int", B, S) for _ in self.reads))
+
+
+@dataclass
+class Scope:
+    """A function being written: its stream comes in as x, and what it asks for becomes further inputs."""
+
+    width: int
+    x: Node = field(init=False)
+    asked: dict[Shared, tuple[Node, ...]] = field(default_factory=dict[Shared, tuple[Node, ...]], init=False)
+
+    def __post_init__(self) -> None:
+        self.x = Node(Input(tensor("float", B, S, self.width), token_axis=1), (), "x")
+
+    def ask(self, shared: Shared) -> tuple[Value, ...]:
+        if shared not in self.asked:
+            taken = [n.name for nodes in self.asked.values() for n in nodes]
+            self.asked[shared] = tuple(
+                Node(Input(type_), (), _free(name, taken))
+                for name, type_ in zip(shared.op.output_names, shared.types, strict=True)
+            )
+        return tuple(n[0] for n in self.asked[shared])
+
+    def close(self, name: str, output: Value, doc: str) -> Piece:
+        inputs = (self.x, *(n for nodes in self.asked.values() for n in nodes))
+        return Piece(Function(name, inputs, (("out", output),), doc=doc, stream="x"), tuple(self.asked))
+
+    def call(self, piece: Piece, x: Value, *, name: str, place: Place | None) -> Value:
+        asked = (value for shared in piece.asks for value in self.ask(shared))
+        return apply(Call(piece.function), x, *asked, name=name, place=place)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A finished function and what its caller must pass in after the stream."""
+
+    function: Function
+    asks: tuple[Shared, ...]
+
+
+class Part(Model):
+    """One occupant of a block: reads a stream (B, S, width) and gives one of the same type."""
+
+    def resolved(self, width: int) -> Part:
+        """The same part with its derived values written out."""
+        return self
+
+    def problems(self, width: int, context: int) -> Iterator[Problem]:
+        return iter(())
+
+    def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
+        raise NotImplementedError
+
+    def written(self) -> dict[str, Any]:
+        """The keys that are there, as a spec would say them."""
+        return self.model_dump(exclude_none=True, exclude_unset=False)
+
+
+def _free(name: str, taken: list[str]) -> str:
+    candidates = (name, *(f"{name}_{i}" for i in range(2, len(taken) + 3)))
+    return next(candidate for candidate in candidates if candidate not in taken)

@@ -1,0 +1,125 @@
+"""with_cache: what an op must remember becomes inputs and outputs, through nested calls.
+
+Prefill and decode are the same cached function: with P past and S new tokens, any S.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from blockc.ir import Function, GraphError, Node, P, T, Type, Value, apply, called, is_call
+from blockc.ops import Call, Extend, Input
+
+
+@dataclass(frozen=True)
+class _Held:
+    """One state of a function: what it is called, what its past looks like, and which op's it is."""
+
+    name: str
+    past: Type
+    owner: int
+
+
+def with_cache(root: Function) -> Function:
+    """Adds past_key_values.N.key/value and present.N.key/value, N counting the stateful ops from the first layer up.
+
+    Raises GraphError for a function that is not causal: its earlier tokens would have to be computed anew.
+    """
+    if not root.causal:
+        raise GraphError("a model that looks both ways has no cache: what is past changes with what is new")
+    types = tuple(_grown(n) for n in root.inputs)
+    cached, held = _Cache().function(root, types, top=True)
+    owners = list(dict.fromkeys(h.owner for h in held))
+    number = {id(h): owners.index(h.owner) for h in held}
+    plain, state = cached.inputs[: len(root.inputs)], cached.inputs[len(root.inputs) :]
+    renamed = {n: replace(n, name=f"past_key_values.{number[id(h)]}.{h.name}") for n, h in zip(state, held, strict=True)}
+    outputs = cached.outputs[: len(root.outputs)] + tuple(
+        (f"present.{number[id(h)]}.{h.name}", value)
+        for h, (_, value) in zip(held, cached.outputs[len(root.outputs) :], strict=True)
+    )
+    return _rename(replace(cached, inputs=plain + state, outputs=outputs), renamed)
+
+
+def _grown(n: Node) -> Type:
+    assert isinstance(n.op, Input)
+    return n.op.type if n.op.grows is None else n.op.type.with_axis(n.op.grows, T)
+
+
+def _rename(function: Function, renamed: dict[Node, Node]) -> Function:
+    new: dict[Node, Node] = dict(renamed)
+
+    def moved(value: Value) -> Value:
+        return Value(new.get(value.node, value.node), value.index)
+
+    for n in function.nodes:
+        new[n] = n.remade(inputs=tuple(moved(value) for value in n.inputs))
+    inputs = tuple(new.get(n, n) for n in function.inputs)
+    return replace(function, inputs=inputs, outputs=tuple((name, moved(value)) for name, value in function.outputs))
+
+
+class _Cache:
+    def __init__(self) -> None:
+        self.known: dict[tuple[Function, tuple[Type, ...]], tuple[Function, tuple[_Held, ...]]] = {}
+
+    def function(
+        self, function: Function, types: tuple[Type, ...], top: bool = False
+    ) -> tuple[Function, tuple[_Held, ...]]:
+        """The function with its states added and its inputs retyped; equal calls stay one function."""
+        if (function, types) not in self.known:
+            self.known[function, types] = _Rewrite(self, function, types, top).result()
+        return self.known[function, types]
+
+
+class _Rewrite:
+    """One function being rewritten, node by node."""
+
+    def __init__(self, cache: _Cache, function: Function, types: tuple[Type, ...], top: bool) -> None:
+        self.cache, self.old, self.top = cache, function, top
+        self.inputs = [
+            replace(n, op=replace(n.op, type=type_)) for n, type_ in zip(function.inputs, types, strict=True)
+        ]
+        self.new: dict[Value, Value] = {
+            old[0]: new[0] for old, new in zip(function.inputs, self.inputs, strict=True)
+        }
+        self.held: list[_Held] = []
+        self.presents: list[tuple[str, Value]] = []
+
+    def result(self) -> tuple[Function, tuple[_Held, ...]]:
+        for n in self.old.nodes:
+            inputs = tuple(self.new[value] for value in n.inputs)
+            made = self.call(n, inputs) if is_call(n) else self.stateful(n, inputs)
+            self.new.update({n[i]: made[i] for i in range(len(n.types))})
+        outputs = tuple((name, self.new[value]) for name, value in self.old.outputs)
+        function = replace(self.old, inputs=tuple(self.inputs), outputs=outputs + tuple(self.presents))
+        return function, tuple(self.held)
+
+    def stateful(self, n: Node, inputs: tuple[Value, ...]) -> Node:
+        operands, owner = list(inputs), len(self.held)
+        for state in n.op.state():
+            new = operands[state.operand]
+            past = self.past(n, _Held(state.name, new.type.with_axis(state.axis, P), owner))
+            extended = apply(Extend(), past, new, name=self.name(n, state.name), place=n.place)
+            operands[state.operand] = extended
+            self.presents.append((self.name(n, state.name), extended))
+        return n.remade(inputs=tuple(operands))
+
+    def call(self, n: Node, inputs: tuple[Value, ...]) -> Node:
+        inner, states = self.cache.function(called(n), tuple(value.type for value in inputs))
+        base = len(self.held)
+        pasts = [self.past(n, replace(h, owner=base + h.owner)) for h in states]
+        made = n.remade(op=Call(inner), inputs=(*inputs, *pasts))
+        for i, h in enumerate(states):
+            self.presents.append((self.name(n, h.name), made[len(n.types) + i]))
+        return made
+
+    def past(self, n: Node, held: _Held) -> Value:
+        """A new input for what an earlier call returned."""
+        made = Node(Input(held.past, past=True), (), self.name(n, f"past_{held.name}"))
+        self.inputs.append(made)
+        self.held.append(held)
+        return made[0]
+
+    def name(self, n: Node, name: str) -> str:
+        """Short where it is free; after the node that it belongs to where a function holds several. Unique at the root."""
+        taken = {m.name for m in (*self.inputs, *self.old.nodes)} | {known for known, _ in self.presents}
+        return f"{n.name}_{name}" if self.top or name in taken else name

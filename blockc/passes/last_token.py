@@ -1,0 +1,92 @@
+"""last_token: logits of the last token alone, picked as early in the last layer as the graph allows.
+
+The last token is the one at the largest position, not at index -1, so padding may stand on either side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from blockc.ir import Function, Node, Value, apply
+from blockc.ops import LastIndex, QueryPositions, TakeToken
+
+
+def last_token(function: Function) -> Function:
+    """The first output for the last token only: (B, S, V) -> (B, 1, V). Takes an inlined function.
+
+    Everything that works token by token is moved behind the pick, back to where keys, values or the cache need all tokens.
+    """
+    picked = _Pick(function).value()
+    (name, _), *others = function.outputs
+    return replace(function, outputs=((name, picked), *others))
+
+
+def _reached(values: list[Value]) -> set[Node]:
+    seen: set[Node] = set()
+    todo = [value.node for value in values]
+    while todo:
+        n = todo.pop()
+        if n not in seen:
+            seen.add(n)
+            todo.extend(value.node for value in n.inputs)
+    return seen
+
+
+class _Pick:
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.logits = function.outputs[0][1]
+        self.full = _reached([value for _, value in function.outputs[1:]])
+        while True:  # an operand that is read across tokens is needed whole, and so is what it is made from
+            wanted = self._wanted()
+            whole = _reached([v for n in wanted if not self._stops(n) for v in self._whole_operands(n)])
+            if whole <= self.full:
+                break
+            self.full |= whole
+        self.wanted = wanted
+
+    def _axes(self, n: Node) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
+        axes = n.op.tokenwise(*(value.type for value in n.inputs))
+        return ((), ()) if axes is None else (axes.inputs, axes.outputs)
+
+    def _stops(self, n: Node) -> bool:
+        """Where all tokens are there anyway, or where one token needs the others: the pick is made from its output."""
+        outputs = self._axes(n)[1]
+        return not outputs or (n in self.full and all(axis == 1 for axis in outputs))
+
+    def _whole_operands(self, n: Node) -> list[Value]:
+        return [value for value, axis in zip(n.inputs, self._axes(n)[0], strict=True) if axis is None]
+
+    def _wanted(self) -> set[Node]:
+        """The nodes of which one token is wanted."""
+        wanted = {self.logits.node}
+        for n in reversed(self.function.nodes):
+            if n in wanted and not self._stops(n):
+                wanted |= {v.node for v, axis in zip(n.inputs, self._axes(n)[0], strict=True) if axis is not None}
+        return wanted
+
+    def value(self) -> Value:
+        index = apply(LastIndex(), self._positions(), name="last")
+        new: dict[Value, Value] = {}
+
+        def one(value: Value) -> Value:
+            if value not in new:
+                suffix = f"{value.index}" if value.index else ""
+                new[value] = apply(TakeToken(), value, index, name=f"{value.node.name}.last{suffix}")
+            return new[value]
+
+        for n in self.function.nodes:
+            if n in self.wanted and not self._stops(n):
+                axes = self._axes(n)[0]
+                inputs = (v if axis is None else one(v) for v, axis in zip(n.inputs, axes, strict=True))
+                name = f"{n.name}.last" if n in self.full else n.name
+                made = n.remade(inputs=tuple(inputs), name=name)
+                new.update({n[i]: made[i] for i in range(len(n.types))})
+        return one(self.logits)
+
+    def _positions(self) -> Value:
+        for n in self.function.nodes:
+            if isinstance(n.op, QueryPositions):
+                return n[0]
+        ids, mask = (next(n for n in self.function.inputs if n.name == name) for name in ("input_ids", "attention_mask"))
+        return apply(QueryPositions(), mask[0], ids[0], name="query_positions")

@@ -1,0 +1,348 @@
+"""Events to trees, with caps that hold whatever the text.
+
+PyYAML supplies the events and nothing else: no constructor runs, and whatever is not understood is a SpecError with
+file, line and column.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import yaml
+
+from blockc.source.text import VALUE_REFUSED, Source, Wrong, character, check_text, decode, resolve
+from blockc.source.tree import Entry, Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, fault, finding
+
+MAX_BYTES = 1_000_000  # of a spec file
+MAX_DEPTH = 64  # of brackets and indentation, aliases expanded; keeps every recursive walk of a tree safe
+MAX_NODES = 10_000  # keys, scalars and collections, aliases expanded
+MAX_FINDINGS = 20  # more would not be read
+
+_SYNTAX = (
+    ("mapping values are not allowed", "a second ': ' where one value stands", "quote a text with ': '"),
+    ("could not find expected ':'", "a key without ': ' and a value", "write key: value"),
+    ("expected <block end>, but found ':'", "a key must be a word", "write the key before ':'"),
+    ("expected <block end>", "wrong indentation, or text after a value", "align the keys of a mapping"),
+    ("expected ',' or", "a comma or a closing bracket is missing", ""),
+    ("expected the node content", "a value is missing", ""),
+    ("unexpected end of stream", "a quote is not closed", ""),
+    ("unknown escape character", "an unknown escape in a quoted text", r"write \\ for a backslash"),
+    ("cannot start any token", "this character cannot start a value", "quote the text"),
+    ("sequence entries are not allowed", "a list entry cannot start here", "put '- ' on a line of its own"),
+    ("mapping keys are not allowed", "a key cannot start here", "quote a text that starts with '?'"),
+    ("expected '<document start>'", "text after the end of the spec", "a spec is one document"),
+    ("tag handle", "a tag", "remove the tag: a spec holds only words, numbers, lists and mappings"),
+    ("directive", "a directive", "remove the line that starts with '%'"),
+)
+
+
+def _syntax_finding(source: Source, error: yaml.YAMLError) -> Finding:
+    """A PyYAML error in our words; its own where we have none."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return finding(source.place(0), "this is not YAML", got=str(error))
+    problem, mark = error.problem or "", error.problem_mark
+    place = source.place(min(mark.index, len(source.text.rstrip())))
+    indent = place.text[: len(place.text) - len(place.text.lstrip())]
+    if "\t" in indent:
+        tab = replace(place, column=indent.index("\t") + 1, width=1)
+        return finding(tab, "a tab in the indentation", expected="spaces", got="a tab")
+    if "'\\t'" in problem:
+        return finding(place, "a tab between the words", expected="a space", got="a tab")
+    others: list[tuple[str, Place]] = []
+    if error.context_mark is not None and error.context_mark.index < mark.index:
+        thing = re.sub(r"^while (parsing|scanning) (an? )?", "", error.context or "")
+        others = [(f"the {thing} starts here", source.place(error.context_mark.index))]
+    for fragment, message, hint in _SYNTAX:
+        if fragment in problem:
+            return finding(place, message, hint=hint, others=others)
+    return finding(place, f"this is not YAML: {problem}", others=others)
+
+
+class _Loader(Protocol):
+    """What is used of PyYAML's loader, which has no types of its own."""
+
+    def check_event(self) -> bool: ...
+    def get_event(self) -> yaml.Event: ...
+    def get_mark(self) -> yaml.Mark: ...
+
+
+def _events(source: Source, loader: _Loader) -> Iterator[yaml.Event]:
+    """PyYAML's events for a text of the source, its faults as SpecError."""
+    try:
+        while loader.check_event():
+            yield loader.get_event()
+    except yaml.YAMLError as error:
+        raise SpecError([_syntax_finding(source, error)]) from None
+    except (ValueError, OverflowError):  # PyYAML on "\U00110000", and on a %YAML version of 5,000 digits
+        place = source.place(loader.get_mark().index)
+        raise fault(place, "a number that is no character, or no version") from None
+
+
+# Trees from events
+
+
+@dataclass(slots=True)
+class _Open:
+    """A collection whose end has not been read."""
+
+    event: yaml.CollectionStartEvent
+    start: int
+    nodes: int  # read before it
+    height: int = 1
+    items: list[Tree] = field(default_factory=list["Tree"])
+    entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
+    key: tuple[str, Place] | None = None  # read, its value not yet
+
+    @property
+    def wants_key(self) -> bool:
+        return isinstance(self.event, yaml.MappingStartEvent) and self.key is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchor:
+    """A named node: tree, expanded nodes and height once its end has been read."""
+
+    place: Place
+    tree: Tree | None = None
+    nodes: int = 0
+    height: int = 0
+
+
+_PROPERTY = re.compile(r"(&[^\s,\[\]{}]+|!<[^>\s]*>|![^\s,\[\]{}]*)\s*")
+
+
+class _Builder:
+    """Events -> tree, on a stack of its own. `findings` gathers faults that leave the structure readable."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.findings: list[Finding] = []
+        self.stack: list[_Open] = []
+        self.anchors: dict[str, _Anchor] = {}
+        self.nodes = self.documents = 0
+        self.root: Tree | None = None
+
+    def feed(self, event: yaml.Event) -> None:
+        match event:
+            case yaml.DocumentStartEvent():
+                self.document(event)
+            case yaml.AliasEvent():
+                self.alias(event)
+            case yaml.ScalarEvent():
+                self.scalar(event)
+            case yaml.CollectionStartEvent():
+                self.open(event)
+            case yaml.CollectionEndEvent():
+                self.close(event)
+            case _:
+                pass
+
+    def report(
+        self, place: Place, message: str, *, got: str = "", hint: str = "", first: Place | None = None
+    ) -> None:
+        others = () if first is None else (("first here", first),)
+        self.findings.append(finding(place, message, got=got, hint=hint, others=others))
+        if len(self.findings) >= MAX_FINDINGS:
+            raise SpecError([])  # _build adds what was gathered
+
+    def document(self, event: yaml.DocumentStartEvent) -> None:
+        self.documents += 1
+        place = self.source.place(event.start_mark.index, event.end_mark.index)
+        if place.text.startswith("%"):
+            raise fault(place, "a directive", hint="remove the line that starts with '%'")
+        if self.documents > 1:
+            raise fault(place, "a second document", expected="one document in a spec")
+
+    def count(self, place: Place, nodes: int, height: int) -> None:
+        self.nodes += nodes
+        if self.nodes > MAX_NODES:
+            raise fault(place, f"more than {MAX_NODES} values, aliases expanded")
+        if len(self.stack) + height > MAX_DEPTH:
+            raise fault(place, f"nested more than {MAX_DEPTH} deep")
+
+    def begin(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, height: int) -> int:
+        """Count the node, report its tag, note its anchor; the index where its own text begins."""
+        start = index = event.start_mark.index
+        while (event.anchor or event.tag) and (found := _PROPERTY.match(self.source.text, index)):
+            if found[1].startswith("!"):
+                hint = "remove it: a spec holds only words, numbers, lists and mappings"
+                self.report(self.source.place(index, found.end(1)), "a tag", got=found[1], hint=hint)
+            index = found.end()
+        index = min(index, max(start, event.end_mark.index))
+        self.count(self.source.place(index), 1, height)
+        if event.anchor:
+            place = self.source.place(start, index)
+            if event.anchor in self.anchors:
+                first = self.anchors[event.anchor].place
+                self.report(place, "an anchor defined twice", got=event.anchor, first=first)
+            if self.stack and self.stack[-1].wants_key:
+                self.report(place, "an anchor on a key", got=event.anchor, hint="put it on a value")
+            self.anchors[event.anchor] = _Anchor(place)
+        return index
+
+    def alias(self, event: yaml.AliasEvent) -> None:
+        place = self.source.place(event.start_mark.index, event.end_mark.index)
+        anchor = self.anchors.get(event.anchor)
+        if anchor is None:
+            raise fault(place, "an alias of no anchor before it", got=event.anchor)
+        if anchor.tree is None:
+            raise fault(place, "cyclic alias", others=[("it is part of this", anchor.place)])
+        if self.stack and self.stack[-1].wants_key:
+            raise fault(place, "an alias as a key", hint="write the key out")
+        self.count(place, anchor.nodes, anchor.height)
+        self.attach(anchor.tree, anchor.height)
+
+    def scalar(self, event: yaml.ScalarEvent) -> None:
+        start, end = self.begin(event, 0), event.end_mark.index
+        place, text, quoted = self.source.place(start, end), self.source.text[start:end], bool(event.style)
+        value = event.value if quoted else resolve(event.value)
+        if bad := VALUE_REFUSED.search(event.value):
+            message = f"{character(bad.group())} in a text"
+            self.report(place, message, hint="of control characters, a text may hold newline and tab")
+        if self.stack and self.stack[-1].wants_key:
+            self.key(event, value, place)
+            return
+        if isinstance(value, Wrong):
+            if self.stack:  # a root is refused by parse
+                self.report(place, value.message, got=text, hint=value.hint)
+            value = event.value
+        tree = Scalar(value, place, text, quoted)
+        if event.anchor:
+            self.anchors[event.anchor] = _Anchor(place, tree, 1, 0)
+        self.attach(tree, 0)
+
+    def key(self, event: yaml.ScalarEvent, value: object, place: Place) -> None:
+        top, name = self.stack[-1], event.value
+        top.key = name, place
+        if not isinstance(value, str):
+            self.report(place, "a key must be a word", got=name or "nothing", hint="quote it if it is a word")
+        elif name == "<<" and not event.style:
+            self.report(place, "a merge key", got="<<", hint="write the keys out")
+        elif name in top.entries:
+            first = top.entries[name].key
+            self.report(place, f"duplicate key {name}, first on line {first.line}", first=first)
+
+    def open(self, event: yaml.CollectionStartEvent) -> None:
+        start = self.begin(event, 1)
+        if self.stack and self.stack[-1].wants_key:
+            raise fault(self.source.place(start), "a key must be a word", got="a list or a mapping")
+        self.stack.append(_Open(event, start, self.nodes - 1))
+
+    def close(self, event: yaml.CollectionEndEvent) -> None:
+        done = self.stack.pop()
+        place = self.source.place(done.start, event.end_mark.index if done.event.flow_style else None)
+        mapping = isinstance(done.event, yaml.MappingStartEvent)
+        tree = Mapping(done.entries, place) if mapping else Sequence(tuple(done.items), place)
+        if done.event.anchor:
+            self.anchors[done.event.anchor] = _Anchor(place, tree, self.nodes - done.nodes, done.height)
+        self.attach(tree, done.height)
+
+    def attach(self, tree: Tree, height: int) -> None:
+        if not self.stack:
+            self.root = tree
+            return
+        top = self.stack[-1]
+        top.height = max(top.height, height + 1)
+        if top.key is None:
+            top.items.append(tree)
+            return
+        (name, place), top.key = top.key, None
+        top.entries.setdefault(name, Entry(place, tree))
+
+
+def _build(source: Source, text: str) -> Tree | None:
+    """The tree of the text's one document, None where there is no document."""
+    builder = _Builder(source)
+    faults: tuple[Finding, ...] = ()
+    try:
+        for event in _events(source, yaml.BaseLoader(text)):
+            builder.feed(event)
+    except SpecError as error:
+        faults = error.findings
+    findings = [*builder.findings, *faults]
+    if findings:
+        raise SpecError(sorted(findings, key=lambda each: (each.place.line, each.place.column)))
+    return builder.root
+
+
+# The ways in
+
+
+def parse(data: bytes | str, file: str) -> Mapping:
+    """The spec in this text. Raises SpecError, and nothing else, whatever the text."""
+    if len(data) > MAX_BYTES:
+        raise fault(Place(file, 1, 1), f"larger than {MAX_BYTES} bytes", got=f"{len(data)} bytes")
+    text = decode(data, file) if isinstance(data, bytes) else data.removeprefix("\ufeff")
+    source = Source(file, text.replace("\r\n", "\n"))
+    check_text(source)
+    tree = _build(source, source.text)
+    if tree is None or (isinstance(tree, Scalar) and not tree.text):
+        raise fault(source.place(0), "empty spec", expected="a mapping of keys to values")
+    if not isinstance(tree, Mapping):
+        got = "a list" if isinstance(tree, Sequence) else "a single value"
+        raise fault(tree.place, "a spec is a mapping", expected="key: value lines", got=got)
+    return tree
+
+
+def read(path: Path | str) -> Mapping:
+    """The spec in this file. The size is checked before anything is read."""
+
+    def refuse(message: str, got: str = "") -> SpecError:
+        return fault(Place(str(path), 1, 1), message, got=got)
+
+    try:
+        info = Path(path).stat()
+        if stat.S_ISDIR(info.st_mode):
+            raise refuse("is a directory")
+        if not stat.S_ISREG(info.st_mode):  # a pipe or a device may never end
+            raise refuse("is not a regular file")
+        if info.st_size > MAX_BYTES:
+            raise refuse(f"larger than {MAX_BYTES} bytes", f"{info.st_size} bytes")
+        with open(path, "rb") as stream:
+            data = stream.read(MAX_BYTES + 1)  # it may have grown since
+    except FileNotFoundError:
+        raise refuse("no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise refuse(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return parse(data, str(path))
+
+
+def override(tree: Mapping, assignment: str) -> Mapping:
+    """A new tree with the value of "path=value", YAML flow style under the same rules, at its dotted path."""
+    at = Source("--set", assignment)
+    newline = assignment.find("\n")
+    if newline >= 0:
+        raise fault(at.place(newline), "a newline in an assignment", expected="one line")
+    check_text(at)
+    names, equals, value = assignment.partition("=")
+    place = at.place(0, len(names))
+    if not equals:
+        raise fault(place, "no '=' in the assignment", expected="path.to.key=value")
+    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", names) or names.count(".") >= MAX_DEPTH:
+        raise fault(place, "not a path of keys", expected="words joined by dots", got=names)
+    source = Source(f"--set '{assignment}'", assignment)
+    steps = [(found.group(), source.place(*found.span())) for found in re.finditer(r"[^.]+", names)]
+    # Read inside brackets, so that only flow style is; all indices stay those of the assignment.
+    listed = _build(source, " " * len(names) + "[" + value + "\n]")
+    if not isinstance(listed, Sequence) or len(listed.items) != 1:
+        place = source.place(len(names) + 1, len(assignment))
+        raise fault(place, "not one value", expected="one value, a list in brackets", got=value.strip())
+    return _with(tree, steps, listed.items[0])
+
+
+def _with(tree: Tree | None, path: list[tuple[str, Place]], value: Tree) -> Mapping:
+    """The mapping with the value at the path; `none` and what is absent on the way become mappings."""
+    (name, place), rest = path[0], path[1:]
+    if tree is None or (isinstance(tree, Scalar) and tree.value == "none"):
+        tree = Mapping({}, place)
+    if not isinstance(tree, Mapping):
+        message, hint = f"{name} cannot be set in a value that has no keys", "set the whole value"
+        raise fault(place, message, hint=hint, others=[("it is written here", tree.place)])
+    old = tree.entries.get(name)
+    new = _with(old.value if old else None, rest, value) if rest else value
+    return Mapping({**tree.entries, name: Entry(place, new)}, tree.place)

@@ -1,0 +1,129 @@
+"""Bytes to text to scalars: encodings, refused characters, and the YAML 1.2 core schema less what is read two ways."""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from itertools import accumulate
+from typing import NamedTuple
+
+from blockc.source.tree import Place, fault
+
+MAX_DIGITS = 30  # of an integer
+
+
+class Source:
+    """Text with the place of each index in it. Indices behind the end are at the end."""
+
+    def __init__(self, file: str, text: str) -> None:
+        self.file, self.text = file, text
+        self.lines = text.split("\n")
+        self.starts = list(accumulate((len(line) + 1 for line in self.lines[:-1]), initial=0))
+
+    def place(self, start: int, end: int | None = None) -> Place:
+        """From start to end, or to the end of start's line if that comes first."""
+        start = min(start, len(self.text))
+        row = bisect_right(self.starts, start) - 1
+        line, column = self.lines[row], start - self.starts[row]
+        covered = line[column : max(start, end or 0) - self.starts[row]].rstrip()
+        return Place(self.file, row + 1, column + 1, max(1, len(covered)), line)
+
+
+# Broader than what PyYAML refuses: it takes U+0085, U+2028 and U+2029 for line ends, which editors do not
+# count, and leaves U+FEFF out of its columns.
+_RAW_REFUSED = re.compile("[^\t\n -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+VALUE_REFUSED = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_BOMS = (
+    (b"\xff\xfe\0\0", "UTF-32"),
+    (b"\0\0\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
+
+
+def decode(data: bytes, file: str) -> str:
+    """Bytes of UTF-8, with or without its byte order mark, as text."""
+    for mark, encoding in _BOMS:
+        if data.startswith(mark):
+            raise fault(Place(file, 1, 1), f"the file is {encoding}", expected="UTF-8", got=encoding)
+    bad = data.find(0)
+    message, got, hint = f"NUL byte at byte offset {bad}", "", "a UTF-16 or binary file has such bytes"
+    try:
+        if bad < 0:
+            return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        bad = data.index(error.object[error.start :])  # "utf-8-sig" counts from behind the mark
+        message, got = "the file is not UTF-8", f"byte 0x{data[bad]:02x} at byte offset {bad}"
+        hint = "save it as UTF-8; it may be Latin-1 or Windows-1252"
+    source = Source(file, data.decode("utf-8-sig", "replace"))
+    before = data[:bad].decode("utf-8-sig", "replace")
+    raise fault(source.place(len(before)), message, expected="UTF-8 text", got=got, hint=hint)
+
+
+def character(char: str) -> str:
+    names = {"\r": "carriage return", "\f": "form feed", "\x1b": "escape", "\ufeff": "byte order mark"}
+    kind = "lone surrogate" if "\ud800" <= char <= "\udfff" else names.get(char, "control character")
+    return f"{kind} U+{ord(char):04X}"
+
+
+def check_text(source: Source) -> None:
+    """Refuse characters that end lines for some readers only, act on a terminal, or are no characters."""
+    bad = _RAW_REFUSED.search(source.text)
+    if bad is None:
+        return
+    place, char = source.place(bad.start(), bad.end()), bad.group()
+    if char == "\0":
+        offset = len(source.text[: bad.start()].encode("utf-8", "surrogatepass"))
+        raise fault(place, f"NUL byte at byte offset {offset}", expected="UTF-8 text")
+    raise fault(place, f"{character(char)} in the text", hint="remove it")
+
+
+# Scalars
+
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_TEXT_HINT = "; quote it if it is text"
+_REFUSED = (
+    (r"|~|null|Null|NULL", "no value", "write none, or leave the key out"),
+    (
+        r"[-+]?0[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?",
+        "a number with a leading zero",
+        "remove the zero" + _TEXT_HINT,
+    ),
+    (r"[-+]?0[xXoObB][0-9a-fA-F_]+", "a number that is not decimal", "write it in decimal" + _TEXT_HINT),
+    (
+        r"(?=.*_)[-+]?(\._*[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9_]+)?",
+        "an underscore in a number",
+        "remove the underscores" + _TEXT_HINT,
+    ),
+    (r"[-+]?\.(inf|Inf|INF|nan|NaN|NAN)", "not a finite number", "write a number, or none to turn it off"),
+)
+_REFUSALS = tuple((re.compile(pattern), message, hint) for pattern, message, hint in _REFUSED)
+_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+
+
+class Wrong(NamedTuple):
+    message: str
+    hint: str
+
+
+def resolve(word: str) -> str | int | float | bool | Wrong:
+    """The value of a plain scalar under the YAML 1.2 core schema, or what is wrong with it."""
+    for pattern, message, hint in _REFUSALS:
+        if pattern.fullmatch(word):
+            return Wrong(message, hint)
+    if word in _BOOLEANS:
+        return _BOOLEANS[word]
+    if _INTEGER.fullmatch(word):
+        if len(word.lstrip("+-")) > MAX_DIGITS:
+            return Wrong(f"an integer of more than {MAX_DIGITS} digits", "write less" + _TEXT_HINT)
+        return int(word)
+    if not _FLOAT.fullmatch(word):
+        return word
+    number = float(word)
+    if math.isinf(number):
+        return Wrong("a number too large for a float", "write a smaller one" + _TEXT_HINT)
+    if number == 0 and re.search("[1-9]", re.split("[eE]", word)[0]):
+        return Wrong("a number too small for a float", "write 0 if zero is meant")
+    return number

@@ -1,0 +1,210 @@
+"""Places, findings and the tree of a spec in which every node knows where it was written."""
+
+from __future__ import annotations
+
+import difflib
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+LINE_SHOWN = 160  # characters of a source line in a message
+FIELD_SHOWN = 400  # characters of a name or a value in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """file:line:column, 1-based and in characters, with the caret's width and the source line to show."""
+
+    file: str
+    line: int
+    column: int
+    width: int = 1
+    text: str = field(default="", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault: where, what is wrong, what was expected, what came, what to try, other places involved."""
+
+    place: Place
+    message: str
+    expected: str = ""
+    got: str = ""
+    hint: str = ""
+    others: tuple[tuple[str, Place], ...] = ()
+
+
+class SpecError(Exception):
+    """The input is at fault; `findings` says where, and str() is their rendered text."""
+
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self.findings: tuple[Finding, ...] = tuple(findings)
+        super().__init__(self.findings)
+
+    def __str__(self) -> str:
+        return "\n".join(render(each) for each in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A word, number or truth value. `text` is as written; a quoted or block scalar is always a str."""
+
+    value: str | int | float | bool
+    place: Place
+    text: str
+    quoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """A list of trees."""
+
+    items: tuple[Tree, ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Keys to entries, in the order written. Not to be changed in place."""
+
+    entries: dict[str, Entry]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The value of one key of a mapping, and the place of the key itself."""
+
+    key: Place
+    value: Tree
+
+
+Tree: TypeAlias = "Scalar | Sequence | Mapping"
+
+
+def finding(
+    place: Place,
+    message: str,
+    *,
+    expected: str = "",
+    got: str = "",
+    hint: str = "",
+    others: Iterable[tuple[str, Place]] = (),
+) -> Finding:
+    """A finding at `place`; the parts that are absent are not rendered."""
+    return Finding(place, message, expected, got, hint, tuple(others))
+
+
+def fault(place: Place, message: str, others: Iterable[tuple[str, Place]] = (), **parts: str) -> SpecError:
+    return SpecError([finding(place, message, others=others, **parts)])
+
+
+# Trees
+
+
+def plain(tree: Tree) -> object:
+    """The tree as dict, list and scalars, without places."""
+    match tree:
+        case Scalar():
+            return tree.value
+        case Sequence():
+            return [plain(item) for item in tree.items]
+        case Mapping():
+            return {key: plain(entry.value) for key, entry in tree.entries.items()}
+
+
+def _walk(tree: Tree, path: tuple[str | int, ...]) -> Iterator[tuple[Place, Tree]]:
+    """(place of the key, or of the item; value) for the root and each step of the path that exists."""
+    yield tree.place, tree
+    for step in path:
+        if isinstance(tree, Mapping) and isinstance(step, str) and step in tree.entries:
+            entry = tree.entries[step]
+            place, tree = entry.key, entry.value
+        elif isinstance(tree, Sequence) and isinstance(step, int) and 0 <= step < len(tree.items):
+            tree = tree.items[step]
+            place = tree.place
+        else:
+            return
+        yield place, tree
+
+
+def find(tree: Tree, path: tuple[str | int, ...]) -> Tree:
+    """The deepest tree on the path: the one it names, or the last that exists on the way there."""
+    return list(_walk(tree, path))[-1][1]
+
+
+def key_place(tree: Tree, path: tuple[str | int, ...]) -> Place:
+    """The place of the key of the deepest step that exists; of the value where that is an item of a list."""
+    return list(_walk(tree, path))[-1][0]
+
+
+def suggest(word: str, known: Iterable[str]) -> str | None:
+    """The known word nearest to this one, for "did you mean", or None when none is near."""
+    if len(word) > 100:  # nobody meant this, and the comparison is quadratic
+        return None
+    near = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)
+    return near[0] if near else None
+
+
+# Rendering
+
+
+def _visible(char: str) -> str:
+    """The character, or its escape where a terminal would act on it, reorder by it, or not show it."""
+    if unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return char
+    return ascii(char)[1:-1]
+
+
+def _shown(text: str, limit: int = FIELD_SHOWN) -> str:
+    cut = text if len(text) <= limit else text[: limit - 3] + "..."
+    return "".join(map(_visible, cut))
+
+
+def _shown_line(text: str) -> str:
+    return "".join("    " if char == "\t" else _visible(char) for char in text)
+
+
+def _columns(text: str) -> int:
+    """Terminal columns: 2 for a wide character, 0 for a combining mark, else 1."""
+    marks = sum(unicodedata.category(char) in ("Mn", "Me") for char in text)
+    return len(text) - marks + sum(unicodedata.east_asian_width(char) in ("W", "F") for char in text)
+
+
+def _excerpt(place: Place) -> tuple[str, str]:
+    """(the source line, the carets under the place), clipped around the caret."""
+    start, first, last = place.column - 1, 0, len(place.text)
+    if last > LINE_SHOWN:
+        first = max(0, min(start - LINE_SHOWN // 2, last - LINE_SHOWN))
+        last = first + LINE_SHOWN
+    lead, tail = "..." if first else "", "..." if last < len(place.text) else ""
+    before = lead + _shown_line(place.text[first:start])
+    marked = _shown_line(place.text[start : min(start + place.width, last)])
+    carets = " " * _columns(before) + "^" * max(1, _columns(marked))
+    return lead + _shown_line(place.text[first:last]) + tail, carets
+
+
+def render(finding: Finding, root: Path | str | None = None) -> str:
+    """The finding as text: place and message, the line with carets, then what is known of it.
+
+    No control character of the input comes through. Files under `root` are named from there.
+    """
+
+    def at(place: Place) -> str:
+        file = place.file
+        if root is not None and Path(file).is_relative_to(root):
+            file = str(Path(file).relative_to(root))
+        return f"{_shown(file)}:{place.line}:{place.column}"
+
+    place = finding.place
+    lines = [f"{at(place)}: {_shown(finding.message)}"]
+    if place.text:
+        text, carets = _excerpt(place)
+        gutter = " " * len(str(place.line))
+        lines += [f"  {place.line} | {text}".rstrip(), f"  {gutter} | {carets}"]
+    parts = (("expected", finding.expected), ("got", finding.got), ("hint", finding.hint))
+    lines += [f"  {label}: {_shown(text)}" for label, text in parts if text]
+    lines += [f"  {at(other)}: {_shown(label)}" for label, other in finding.others]
+    return "\n".join(lines)

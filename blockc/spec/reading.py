@@ -1,0 +1,187 @@
+"""A tree of values to a Spec: every key read or refused, every layer's keys merged and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from blockc.parts import Part
+from blockc.source import Entry, Finding, Mapping, Place, SpecError, Tree, finding, key_place, override, plain, read
+from blockc.spec.faults import from_problem, from_pydantic
+from blockc.spec.keys import LAYER_KEYS, TOP_KEYS, LayerKeys, NormKeys, TopKeys
+from blockc.spec.layers import Kind, lay
+
+M = TypeVar("M", bound=BaseModel)
+MAX_DEPTH = 100_000  # layers; beyond this nothing is built, only refused
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: its kind, its keys, and the tree they were read from."""
+
+    kind: str
+    keys: LayerKeys
+    tree: Mapping
+
+    def place(self, *path: str | int) -> Place:
+        return key_place(self.tree, path)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A spec that has been read: what is said once, and what each layer is made of."""
+
+    top: TopKeys
+    layers: tuple[Layer, ...]
+    final_norm: NormKeys | None
+    tree: Mapping
+
+    @property
+    def name(self) -> str:
+        return self.top.name
+
+    @cached_property
+    def kinds(self) -> dict[str, int]:
+        """How many layers there are of each kind."""
+        counts: dict[str, int] = {}
+        for layer in self.layers:
+            counts[layer.kind] = counts.get(layer.kind, 0) + 1
+        return counts
+
+
+def load(path: Path | str, assignments: tuple[str, ...] = ()) -> Spec:
+    """Reads a spec file; each assignment is a `--set` such as norm.placement=post. Raises SpecError."""
+    tree = read(path)
+    for assignment in assignments:
+        tree = override(tree, assignment)
+    return from_tree(tree)
+
+
+def from_tree(tree: Mapping) -> Spec:
+    _version_first(tree)
+    top, faults = _validated(TopKeys, _only(tree, TOP_KEYS, keep_unknown=True))
+    # The layer keys are read before the faults are raised: one run shows all that is wrong.
+    layers: tuple[Layer, ...] = ()
+    final: NormKeys | None = None
+    if top is None:
+        _, more = _validated(LayerKeys, _only(tree, LAYER_KEYS)) if "layers" not in tree.entries else (None, [])
+        faults += more
+    else:
+        if top.depth > MAX_DEPTH:
+            raise SpecError([finding(key_place(tree, ("depth",)), "more layers than can be laid out one by one",
+                                     f"at most {MAX_DEPTH}", str(top.depth))])  # fmt: skip
+        layers, more = _layers(tree, top)
+        final, last = _final_norm(tree, layers)
+        faults += more + last + list(_position_faults(tree, top, layers))
+    if faults or top is None:
+        raise SpecError(_in_order(faults))
+    return Spec(top, layers, final, tree)
+
+
+def _version_first(tree: Mapping) -> None:
+    if "blockc" not in tree.entries:
+        raise SpecError([finding(tree.place, "missing key blockc", "blockc: 1", hint="the first line of a spec")])
+    entry = tree.entries["blockc"]
+    if plain(entry.value) is True or plain(entry.value) != 1 or not isinstance(plain(entry.value), int):
+        raise SpecError([finding(entry.value.place, "unknown version of the language", "1", str(plain(entry.value)))])
+
+
+def _only(tree: Mapping, keys: frozenset[str], keep_unknown: bool = False) -> Mapping:
+    kept = {
+        k: e for k, e in tree.entries.items() if k in keys or (keep_unknown and k not in TOP_KEYS | LAYER_KEYS)
+    }
+    return Mapping(kept, tree.place)
+
+
+def _validated(model: type[M], tree: Mapping, where: tuple[str | int, ...] = ()) -> tuple[M | None, list[Finding]]:
+    try:
+        return model.model_validate(plain(tree)), []
+    except ValidationError as error:
+        return None, from_pydantic(error, model, tree, where)
+
+
+def _layers(tree: Mapping, top: TopKeys) -> tuple[tuple[Layer, ...], list[Finding]]:
+    kinds = lay(tree, top.layers, top.depth)
+    made: dict[str, Layer] = {}
+    faults: list[Finding] = []
+    for kind in {kind.name: kind for kind in kinds}.values():
+        keys, found = _validated(LayerKeys, kind.tree)
+        faults += found
+        if keys is not None:
+            made[kind.name] = Layer(kind.name, keys, kind.tree)
+            faults += _layer_faults(made[kind.name], top)
+    if faults:
+        return (), _distinct(faults)
+    return tuple(made[kind.name] for kind in kinds), []
+
+
+def _layer_faults(layer: Layer, top: TopKeys) -> Iterator[Finding]:
+    for key, part in occupants(layer.keys):
+        for problem in part.problems(top.width, top.context):
+            yield from_problem(problem, layer.tree, (key,))
+    norm, tree = layer.keys.norm, layer.tree
+    placement = norm.placement if norm else None
+    if placement and layer.keys.block is not None:
+        yield finding(key_place(tree, ("norm", "placement")), "norm.placement and block say the same thing", "one of them",
+                      others=[("block is here", key_place(tree, ("block",)))])  # fmt: skip
+    if layer.keys.block is None and placement is None:
+        yield finding(key_place(tree, ("norm",)), "missing key norm.placement",
+                      "one of pre, post, sandwich, parallel_two, or a block")  # fmt: skip
+    if placement:
+        for key in ("attention", "mlp"):
+            if getattr(layer.keys, key) is None:
+                yield finding(tree.place, f"missing key {key}", hint=f"norm.placement {placement} has one; a block need not")
+
+
+def occupants(keys: LayerKeys) -> Iterator[tuple[str, Part]]:
+    """The parts that a layer's own keys describe."""
+    for key, part in (("norm", keys.norm), ("attention", keys.attention), ("mlp", keys.mlp)):
+        if part is not None:
+            yield key, part
+
+
+def _final_norm(tree: Mapping, layers: tuple[Layer, ...]) -> tuple[NormKeys | None, list[Finding]]:
+    """The norm after the last layer: the top-level one; by default there, except where norms stand after each addition."""
+    if "norm" not in tree.entries or not layers:
+        return None, []
+    written = tree.entries["norm"].value
+    norm, faults = _validated(NormKeys, written, ("norm",)) if isinstance(written, Mapping) else (None, [])
+    if norm is None:
+        return None, faults
+    placement = layers[-1].keys.norm.placement if layers[-1].keys.norm else None
+    final = norm.final if norm.final is not None else placement != "post"
+    return (norm if final else None), []
+
+
+def _position_faults(tree: Mapping, top: TopKeys, layers: tuple[Layer, ...]) -> Iterator[Finding]:
+    """How a token's place is known is always said: positions, rope, or positions: none."""
+    roped = any(layer.keys.attention and layer.keys.attention.rope for layer in layers)
+    if layers and not roped and "positions" not in tree.entries:
+        yield finding(tree.place, "nothing says where a token stands", "positions or attention.rope",
+                      hint="write positions: none for a model without")  # fmt: skip
+
+
+def _distinct(faults: list[Finding]) -> list[Finding]:
+    """Kinds inherit the same keys, and so the same faults."""
+    return list(dict.fromkeys(faults))
+
+
+def _in_order(faults: list[Finding]) -> list[Finding]:
+    return sorted(_distinct(faults), key=lambda f: (f.place.file, f.place.line, f.place.column))
+
+
+def merged(tree: Mapping, key: str, value: Tree) -> Mapping:
+    return Mapping({**tree.entries, key: Entry(value.place, value)}, tree.place)
+
+
+def written(model: BaseModel) -> dict[str, Any]:
+    """A model's keys as a spec says them: absent keys left out, tuples as lists."""
+    return model.model_dump(mode="json", exclude_none=True)
+
+
+__all__ = ["Kind", "Layer", "Spec", "from_tree", "load", "occupants", "written"]
