@@ -12,7 +12,7 @@ from blockc.algebra import Chain, Decoder, Leaf, Residual, Sum, Term, leaves
 from blockc.ir import B, Function, GraphError, Interner, Node, S, Value, apply, node, tensor
 from blockc.ir.roll import called, is_call
 from blockc.ops import Add, Call, Embed, Input, KeyPositions, Linear, QueryPositions, Scale, Softcap
-from blockc.parts import Attention, Norm, Piece, Scope, Shared, positioned
+from blockc.parts import Attention, Norm, Piece, Scope, Shared
 from blockc.source import Place
 
 
@@ -57,7 +57,7 @@ class _Root:
         """Query and key positions are made when the first mask asks for them."""
         if name not in self.named:
             mask, ids = self.named["attention_mask"], self.named["input_ids"]
-            made = {"query_positions": (QueryPositions(), mask, ids), "key_positions": (KeyPositions(), mask)}
+            made = {"queries_at": (QueryPositions(), mask, ids), "keys_at": (KeyPositions(), mask)}
             op, *operands = made[name]
             self.named[name] = apply(op, *operands, name=name)
         return self.named[name]
@@ -77,8 +77,7 @@ class _Root:
         if decoder.scale is not None:
             x = apply(Scale(decoder.scale), x, name="scaled_embedding")
         if decoder.positions is not None:
-            added = positioned(decoder.positions, self.named["position_ids"], decoder.context, decoder.width)
-            x = apply(Add(), x, added, name="stream")
+            x = decoder.positions.add(x, self.named["position_ids"], decoder.context)
         return x
 
     def layer(self, piece: Piece, x: Value, name: str, place: Place | None) -> Value:

@@ -18,7 +18,7 @@ def run(
     params: Mapping[str, Array],
     watch: Watch | None = None,
 ) -> dict[str, Array]:
-    """The outputs by name. `params` are by path; `watch` is called with the path and the array of every node's first output.
+    """The outputs by name. `params` are by path; `watch` is called with the name and the array of every value.
 
     Raises GraphError where an input is missing or an array has not the shape that was inferred for it.
     """
@@ -69,6 +69,6 @@ def _run(
         for i, (array, type_) in enumerate(zip(results, n.types, strict=True)):
             _check(path, type_, array, sizes)
             values[n[i]] = array
-        if watch is not None:
-            watch(path, results[0])
+            if watch is not None and (i == 0 or not is_call(n)):
+                watch(prefix + n[i].name, array)
     return [values[value] for _, value in function.outputs]

@@ -77,6 +77,14 @@ class Value:
     def type(self) -> Type:
         return self.node.types[self.index]
 
+    @property
+    def name(self) -> str:
+        """layers.0, embedding; rotary.cos where an op has several outputs. A call's first output is the call's own name."""
+        names = self.node.op.output_names
+        return self.node.name if len(names) == 1 or self.index == 0 and names[0] == "out" else (
+            f"{self.node.name}.{names[self.index]}"
+        )
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Node:

@@ -135,10 +135,10 @@ class Attention(Op):
         shared = self.heads != self.kv_heads
         if self.softcap is None:
             gqa = ", enable_gqa=True" if shared else ""
-            return f"F.scaled_dot_product_attention({q}, {k}, {v}, attn_mask={mask}, scale={self.scale!r}{gqa})"
+            return f"F.scaled_dot_product_attention(\n    {q}, {k}, {v}, attn_mask={mask}, scale={self.scale!r}{gqa}\n)"
         if shared:
             k, v = (f"grouped({x}, {self.heads // self.kv_heads})" for x in (k, v))
-        return f"softcap_attention({q}, {k}, {v}, {mask}, scale={self.scale!r}, softcap={self.softcap!r})"
+        return f"softcap_attention(\n    {q}, {k}, {v}, {mask}, scale={self.scale!r}, softcap={self.softcap!r}\n)"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         return [g.op("Attention", *args, scale=self.scale, softcap=self.softcap or 0.0, is_causal=0)]

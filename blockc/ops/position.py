@@ -170,12 +170,16 @@ class VisibleBothWays(Op):
 
 @dataclass(frozen=True)
 class Sinusoidal(Op):
-    """y[2i] = sin(p / 10000^(2i/width)), y[2i+1] = cos(same): (B, S) -> (B, S, width)  (Vaswani et al. 2017)"""
+    """y[2i] = sin(p / 10000^(2i/width)), y[2i+1] = cos(same): (B, S), (B, S, width) -> (B, S, width)  (Vaswani et al. 2017)
+
+    The second operand only says what the positions will be added to.
+    """
 
     width: int
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
-        return (Type("float", (*args[0].shape, dim(self.width))),)
+        expect(args[1] == Type("float", (*args[0].shape, dim(self.width))), "the stream", self.width, args[1])
+        return (args[1],)
 
     @property
     def frequencies(self) -> Array:
@@ -190,7 +194,7 @@ class Sinusoidal(Op):
         return ("sinusoidal",)
 
     def torch(self, me: str, *args: str) -> str:
-        return f"sinusoidal({args[0]}, {self.width})"
+        return f"sinusoidal({args[0]}, like={args[1]})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         # A sine shifted by a quarter turn is a cosine, but not to the last bit: the two are computed and interleaved.
@@ -200,11 +204,11 @@ class Sinusoidal(Op):
         return [g.op("Reshape", g.op("Concat", *pairs, axis=3), shape)]
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
-        return TokenAxes((1,), (1,))
+        return TokenAxes((1, 1), (1,))
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        return (Sample(Sinusoidal(8), (np.array([[0, 1, 2], [7, 8, 30]]),)),)
+        return (Sample(Sinusoidal(8), (np.array([[0, 1, 2], [7, 8, 30]]), rand(2, 3, 8))),)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from blockc.parts.attention import Attention, Llama3, Rope
 from blockc.parts.base import Loc, Model, OrNone, Part, Piece, Problem, Scope, Shared
 from blockc.parts.mlp import Mlp
 from blockc.parts.norm import Norm
-from blockc.parts.position import Learned, Positions, Sine, positioned
+from blockc.parts.position import Learned, Positions, Sine
 
 __all__ = [
     "Attention", "Learned", "Llama3", "Loc", "Mlp", "Model", "Norm", "OrNone", "Part", "Piece", "Positions", "Problem",
-    "Rope", "Scope", "Shared", "Sine", "positioned",
+    "Rope", "Scope", "Shared", "Sine",
 ]  # fmt: skip

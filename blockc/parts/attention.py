@@ -151,7 +151,7 @@ class Attention(Part):
         inner = Scope(scope.width)
         visible = Visible(a.window) if a.causal else VisibleBothWays()
         mask_label = f"mask_{a.window}" if a.window else "mask"
-        (mask,) = inner.ask(Shared(mask_label, visible, ("query_positions", "key_positions")))
+        (mask,) = inner.ask(Shared(mask_label, visible, ("queries_at", "keys_at")))
 
         def projected(name: str, count: int) -> Value:
             flat = apply(Linear(scope.width, count * head_dim, name in a.bias), inner.x[0], name=name, place=place)

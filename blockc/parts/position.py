@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from blockc.ir import Value, apply
-from blockc.ops import Embed, Op, Sinusoidal
+from blockc.ops import Add, Embed, Sinusoidal
 from blockc.parts.base import Model
 
 
@@ -16,8 +16,9 @@ class Learned(Model):
 
     type: Literal["learned"]
 
-    def op(self, context: int, width: int) -> Op:
-        return Embed(context, width)
+    def add(self, x: Value, ids: Value, context: int) -> Value:
+        width = x.type.shape[-1].value or 0
+        return apply(Add(), x, apply(Embed(context, width), ids, name="positions"), name="stream")
 
 
 class Sine(Model):
@@ -25,12 +26,9 @@ class Sine(Model):
 
     type: Literal["sinusoidal"]
 
-    def op(self, context: int, width: int) -> Op:
-        return Sinusoidal(width)
+    def add(self, x: Value, ids: Value, context: int) -> Value:
+        width = x.type.shape[-1].value or 0
+        return apply(Add(), x, apply(Sinusoidal(width), ids, x, name="positions"), name="stream")
 
 
 Positions = Annotated[Learned | Sine, Field(discriminator="type")]
-
-
-def positioned(positions: Learned | Sine, ids: Value, context: int, width: int) -> Value:
-    return apply(positions.op(context, width), ids, name="positions")

@@ -89,4 +89,4 @@ class _Pick:
             if isinstance(n.op, QueryPositions):
                 return n[0]
         ids, mask = (next(n for n in self.function.inputs if n.name == name) for name in ("input_ids", "attention_mask"))
-        return apply(QueryPositions(), mask[0], ids[0], name="query_positions")
+        return apply(QueryPositions(), mask[0], ids[0], name="queries_at")

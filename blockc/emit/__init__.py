@@ -1,0 +1,1 @@
+"""Graph to text or ONNX. An emitter never reads the spec."""

@@ -1,0 +1,133 @@
+"""Functions to ONNX in the standard dialect: the inlined graph, node by node, in ai.onnx operators of opset 23.
+
+Built directly, never traced: no torch is needed and no weight is touched, so a graph of any size takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from blockc.ir import B, Dim, Dtype, Function, Node, P, S, T, Type, Value, parameters
+from blockc.ops import Array
+
+OPSET = 23
+_IR_VERSION = 11
+_NAMES = {B: "batch_size", S: "sequence_length", P: "past_sequence_length", T: "total_sequence_length"}
+_TYPES: dict[Dtype, ir.DataType] = {"float": ir.DataType.FLOAT, "int": ir.DataType.INT64, "bool": ir.DataType.BOOL}
+
+
+def emit(function: Function, metadata: Mapping[str, str], weights: Mapping[str, Array] | None = None) -> ir.Model:
+    """The model of an inlined function.
+
+    Without weights its parameters are graph inputs after the runtime ones; with them they are initialisers. `metadata`
+    goes into the file, so it holds neither paths nor dates.
+    """
+    emitter = _Emitter(function, weights)
+    graph = ir.Graph(
+        emitter.inputs,
+        emitter.outputs(),
+        nodes=emitter.builder.nodes,
+        initializers=emitter.initialisers,
+        opset_imports={"": OPSET},
+        name=function.name,
+    )
+    return ir.Model(graph, ir_version=_IR_VERSION, producer_name="blockc", metadata_props=dict(metadata))
+
+
+def save(model: ir.Model, path: Path) -> None:
+    ir.save(model, path)
+
+
+def serialised(model: ir.Model) -> bytes:
+    return ir.to_proto(model).SerializeToString(deterministic=True)
+
+
+def _shape(type_: Type) -> ir.Shape:
+    return ir.Shape([_extent(size) for size in type_.shape])
+
+
+def _extent(size: Dim) -> int | str:
+    return size.value if size.value is not None else _NAMES.get(size, str(size))
+
+
+class _Emitter:
+    def __init__(self, function: Function, weights: Mapping[str, Array] | None) -> None:
+        self.function = function
+        self.builder = _Builder()
+        self.values: dict[Value, ir.Value] = {}
+        self.inputs = [self._input(n) for n in function.inputs]
+        self.params: dict[str, ir.Value] = {}
+        self.owned: list[ir.Value] = []
+        for path, param in parameters(function).items():
+            value = ir.Value(name=path, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(param.shape))
+            self.params[path] = value
+            if weights is None:
+                self.inputs.append(value)
+            else:
+                value.const_value = ir.tensor(np.ascontiguousarray(weights[path], np.float32), name=path)
+                self.owned.append(value)
+        for n in function.nodes:
+            self._node(n)
+
+    @property
+    def initialisers(self) -> list[ir.Value]:
+        return [*self.owned, *self.builder.constants.values()]
+
+    def _input(self, n: Node) -> ir.Value:
+        type_ = n.types[0]
+        self.values[n[0]] = ir.Value(name=n.name, type=ir.TensorType(_TYPES[type_.dtype]), shape=_shape(type_))
+        return self.values[n[0]]
+
+    def _node(self, n: Node) -> None:
+        self.builder.enter(n.name)
+        args = tuple(self.values[value] for value in n.inputs)
+        results = n.op.onnx(self.builder, args, tuple(self.params[param.name] for param in n.params))
+        for i, (result, type_) in enumerate(zip(results, n.types, strict=True)):
+            result.name = n[i].name
+            result.type, result.shape = ir.TensorType(_TYPES[type_.dtype]), _shape(type_)
+            self.values[n[i]] = result
+
+    def outputs(self) -> list[ir.Value]:
+        for name, value in self.function.outputs:
+            self.values[value].name = name
+        return [self.values[value] for _, value in self.function.outputs]
+
+
+class _Builder:
+    """What an op's ONNX rule receives. Nodes are named after the path of the node that is being lowered."""
+
+    def __init__(self) -> None:
+        self.nodes: list[ir.Node] = []
+        self.constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self.path = ""
+        self.counts: dict[str, int] = {}
+
+    def enter(self, path: str) -> None:
+        self.path, self.counts = path, {}
+
+    def op(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        count = self.counts[op_type] = self.counts.get(op_type, 0) + 1
+        name = f"/{self.path.replace('.', '/')}/{op_type}" + (f"_{count}" if count > 1 else "")
+        made = ir.node(op_type, list(inputs), attributes or None, name=name)
+        made.outputs[0].name = f"{name}_output"
+        self.nodes.append(made)
+        return made.outputs[0]
+
+    def constant(self, value: Array | Sequence[int]) -> ir.Value:
+        """One initialiser for each distinct constant."""
+        array = np.asarray(value)
+        key = (str(array.dtype), array.shape, array.tobytes())
+        if key not in self.constants:
+            name = f"constant_{len(self.constants)}"
+            made = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+            made.type, made.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
+            self.constants[key] = made
+        return self.constants[key]
+
+    def real(self, value: Array | float) -> ir.Value:
+        return self.constant(np.asarray(value, np.float32))

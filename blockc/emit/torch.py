@@ -1,0 +1,321 @@
+"""Functions to model.py: one class a function, rendered by templates that only loop.
+
+Everything Python stands in the templates, in the helper files that they copy, or in an op's one expression; here the
+graph is only put in order for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from blockc.emit.loading import Loading
+from blockc.ir import Function, Loop, Node, T, Type, Value, called, functions, is_call, parameters, period, roll
+from blockc.ops import Input, Linear
+
+
+@dataclass(frozen=True)
+class Step:
+    """One statement: targets = expression  # shape. `template` names how it is printed."""
+
+    template: str
+    targets: tuple[str, ...]
+    expression: str
+    comment: str = ""
+    detail: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """self.name = text, or a list of layers."""
+
+    name: str
+    text: str
+    repeats: tuple[int, ...] = ()  # how many layers there are, where all are alike
+    items: tuple[str, ...] = ()  # each layer, where they are not
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        return (self.name,) if self.items else ()
+
+    @property
+    def singles(self) -> tuple[str, ...]:
+        return () if self.repeats or self.items else (self.text,)
+
+
+@dataclass(frozen=True)
+class Class:
+    name: str
+    doc: str
+    declarations: tuple[Declaration, ...]
+    arguments: tuple[str, ...]
+    steps: tuple[Step, ...]
+    returns: tuple[str, ...]
+    reads_positions: tuple[str, ...] = ()
+
+    @property
+    def wrapped(self) -> tuple[str, ...]:
+        """The arguments where they need a line of their own."""
+        return self.arguments if len(self.arguments) > 3 else ()
+
+    @property
+    def inline(self) -> tuple[str, ...]:
+        return () if self.wrapped else (": Tensor, ".join(self.arguments),)
+
+    @property
+    def result(self) -> str:
+        return "Tensor" if len(self.returns) == 1 else f"tuple[{', '.join(['Tensor'] * len(self.returns))}]"
+
+
+def emit(function: Function, *, name: str, summary: str, load: Loading, init: float) -> str:
+    """The text of model.py for the root `function`, cached or not.
+
+    `load` is what the loading template prints; `init` is the standard deviation of new matrices.
+    """
+    *inner, root = functions(function)
+    pasts = [n for n in root.inputs if _is_past(n)]
+    body = _Body(root)
+    reads = _reads(root)
+    own = ["next_token_loss" if pasts else "token_loss", *load.helpers, *(["query_positions"] if reads else [])]
+    helpers = _helpers(function, own)
+    return _environment().get_template(f"torch/{'cached' if pasts else 'plain'}.py.j2").render(
+        name=name,
+        summary=summary,
+        total=sum(param.size for param in parameters(function).values()),
+        imports=_imports(helpers),
+        helpers=[_definition(helper) for helper in helpers],
+        classes=[_class(f) for f in inner],
+        root=Class("Model", summary, tuple(_declarations(root)), (), tuple(body.steps), (body[root.outputs[0][1]],), reads),
+        table=next(param.name for param in root.own_params),
+        ties=list(_ties(root)),
+        cache=_cache_shapes(root, pasts),
+        load=load,
+        init=_init(function, init),
+    )
+
+
+def _reads(root: Function) -> tuple[str, ...]:
+    """position_ids, where anything in the model reads it."""
+    used = {value.node.name for n in root.nodes for value in n.inputs}
+    return ("position_ids",) if "position_ids" in used else ()
+
+
+def _is_past(n: Node) -> bool:
+    return isinstance(n.op, Input) and n.op.past
+
+
+def _class(function: Function) -> Class:
+    body = _Body(function)
+    return Class(
+        function.name,
+        function.doc,
+        tuple(_declarations(function)),
+        tuple(n.name for n in function.inputs),
+        tuple(body.steps),
+        tuple(body[value] for _, value in function.outputs),
+    )
+
+
+def shape(type_: Type) -> str:
+    """(B, 8, T, 128)"""
+    return f"({', '.join('T' if size == T else str(size) for size in type_.shape)})"
+
+
+# What a method's text may call: no value takes these names.
+_RESERVED = {"self", "torch", "nn", "F", "x", "layer", "past", "present", "loss", "batch", "tokens", "labels"}
+
+
+class _Body:
+    """A function's statements, and what each value is called in them."""
+
+    def __init__(self, function: Function) -> None:
+        self.names: dict[Value, str] = {n[0]: n.name for n in function.inputs}
+        self.taken = set(self.names.values()) | _RESERVED
+        self.pasts = {n[0] for n in function.inputs if _is_past(n)}
+        self.root = any("." in n.name for n in function.nodes)
+        self.steps: list[Step] = []
+        for item in roll(function):
+            self.steps.append(self._loop(item) if isinstance(item, Loop) else self._step(item))
+
+    def __getitem__(self, value: Value) -> str:
+        return self.names[value]
+
+    def _bind(self, value: Value, wish: str) -> str:
+        name = next(n for n in (wish, *(f"{wish}_{i}" for i in range(2, 10_000))) if n not in self.taken)
+        self.taken.add(name)
+        self.names[value] = name
+        return name
+
+    def _step(self, n: Node) -> Step:
+        if is_call(n):
+            return self._call(n)
+        text = n.op.torch(f"self.{n.name}", *(self[v] for v in n.inputs))
+        single = len(n.types) == 1
+        wishes = [n.name] if single else list(n.op.output_names)
+        targets = tuple(self._bind(n[i], wish) for i, wish in enumerate(wishes))
+        return Step("statement", targets, text, shape(n.types[0]))
+
+    def _call(self, n: Node) -> Step:
+        function = called(n)
+        plain = tuple(self[v] for v in n.inputs if not (self.root and v in self.pasts))
+        wishes = (n.name.replace(".", "_"), *function.output_names[1:])
+        if not self.root or len(wishes) == 1:
+            targets = tuple(self._bind(n[i], wish) for i, wish in enumerate(wishes))
+            return Step("call", targets, "", shape(n.types[0]), {"callee": _member(n.name), "arguments": plain})
+        targets = (self._bind(n[0], wishes[0]), *wishes[1:])
+        index = n.name.rpartition(".")[2]
+        return Step("layer_call", targets, "", shape(n.types[0]),
+                    {"callee": _member(n.name), "arguments": plain, "index": index})  # fmt: skip
+
+    def _loop(self, loop: Loop) -> Step:
+        """for layer, past in zip(self.layers, past_key_values): what varies is zipped, what is fixed is passed."""
+        first, function = loop.calls[0], called(loop.calls[0])
+        names, sources, arguments = ["layer"], list[tuple[tuple[str, ...], int]](), list[str]()
+        for i, formal in enumerate(function.inputs):
+            if i == loop.chain:
+                arguments.append("x")
+            elif i in loop.fixed:
+                arguments.append(self[loop.fixed[i]])
+            elif loop.varying[i][0] not in self.pasts:
+                names.append(f"layer_{formal.name}")
+                column = tuple(self[value] for value in loop.varying[i])
+                sources.append(_tile(column))
+                arguments.append(names[-1])
+        start = self[first.inputs[loop.chain]]
+        self.names[loop.calls[-1][0]] = "x"
+        cached = any(value in self.pasts for value in first.inputs)
+        return Step("cached_loop" if cached else "loop", ("x", *function.output_names[1:]), start, shape(first.types[0]),
+                    {"prefix": loop.prefix, "names": names, "sources": sources, "arguments": arguments})  # fmt: skip
+
+
+def _tile(column: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+    """The column as one period and how often it is laid; whole where the last tile is cut."""
+    length = period(column)
+    return (column[:length], len(column) // length) if len(column) % length == 0 else (column, 1)
+
+
+def _member(name: str) -> str:
+    """layers.0 is self.layers[0]"""
+    base, _, index = name.rpartition(".")
+    return f"{base}[{index}]" if base else name
+
+
+def _declarations(function: Function) -> Iterator[Declaration]:
+    """What __init__ makes: modules in the order of use, layers as one list."""
+    lists: dict[str, list[str]] = {}
+    for n in function.nodes:
+        prefix, _, index = n.name.rpartition(".")
+        if is_call(n) and prefix and index.isdigit():
+            lists.setdefault(prefix, []).append(called(n).name)
+    for n in function.nodes:
+        prefix = n.name.rpartition(".")[0]
+        if is_call(n) and prefix in lists:
+            yield from _list(prefix, tuple(lists.pop(prefix)))
+        elif is_call(n) and not prefix:
+            yield Declaration(n.name, f"{called(n).name}()")
+        elif (text := n.op.declares()) is not None:
+            yield Declaration(n.name, text)
+
+
+def _list(name: str, classes: tuple[str, ...]) -> Iterator[Declaration]:
+    if len(set(classes)) == 1:
+        yield Declaration(name, f"{classes[0]}()", repeats=(len(classes),))
+    else:
+        yield Declaration(name, "", items=tuple(f"{c}()" for c in classes))
+
+
+def _ties(root: Function) -> Iterator[tuple[str, str]]:
+    """self.head.weight = self.embedding.weight, wherever a node holds a parameter of another's name."""
+    for n in root.nodes:
+        for held, owned in zip(n.params, n.op.params(), strict=True):
+            if held.name != f"{n.name}.{owned.name}":
+                yield f"{n.name}.{owned.name}", held.name
+
+
+def _cache_shapes(root: Function, pasts: Sequence[Node]) -> dict[str, Any]:
+    """(heads, head_dim) of each layer's states, as one period and how often it is laid."""
+    layers = [
+        tuple((v.type.shape[1].value, v.type.shape[3].value) for v in n.inputs if v.node in pasts)
+        for n in root.nodes
+        if any(v.node in pasts for v in n.inputs)
+    ]
+    length = period(tuple(layers)) if layers else 0
+    if length and len(layers) % length:
+        length = len(layers)
+    return {"period": layers[:length], "times": len(layers) // length if length else 0}
+
+
+def _init(function: Function, std: float) -> dict[str, Any]:
+    """How an untrained model starts, read off the graph: gains, and the matrices that write to the stream."""
+    inner = functions(function)
+    writers = {n.name for f in inner if f.stream for n in _writers(f)}
+    gains = {param.neutral for param in parameters(function).values() if param.role == "gain"}
+    depth = sum(is_call(n) for n in function.nodes)
+    return {"std": std, "writers": sorted(f".{name}.weight" for name in writers), "gain": max(gains, default=1.0),
+            "additions": max(1, 2 * depth)}  # fmt: skip
+
+
+def _writers(function: Function) -> Iterator[Node]:
+    end = function.outputs[0][1].node
+    if isinstance(end.op, Linear):
+        yield end
+
+
+def _helpers(function: Function, more: Iterable[str]) -> list[str]:
+    used = (helper for f in functions(function) for n in f.nodes for helper in n.op.helpers)
+    return sorted(set(used) | set(more), key=_rank)
+
+
+def _rank(helper: str) -> int:
+    """Classes first, then in the order of the line: positions, masks, tables, heads, loss, loading."""
+    order = [
+        "offset_rms_norm", "query_positions", "key_positions", "visible", "visible_within", "visible_both_ways",
+        "sinusoidal", "rotary_frequencies", "llama3_scaling", "still_pairs", "rotary_table", "rotate", "rotate_first",
+        "grouped", "softcap_attention", "take_token", "next_token_loss", "token_loss", "open_tensors", "with_prefix", "without_ignored",
+        "check_names", "fitting", "copy_own", "copy_renamed", "copy_packed",
+    ]  # fmt: skip
+    return order.index(helper)
+
+
+_BLANK = "\n\n\n"  # what stands between a helper file's imports and its definition
+
+
+@cache
+def _helper(name: str) -> tuple[tuple[str, ...], str]:
+    """The import lines of a helper file, and its definition."""
+    head, _, body = (_templates() / "helpers" / f"{name}.py").read_text(encoding="utf-8").partition(_BLANK)
+    lines = tuple(line for line in head.splitlines() if line and "import" in line and not line.startswith("from ."))
+    return lines, body.rstrip()
+
+
+def _definition(name: str) -> str:
+    return _helper(name)[1]
+
+
+def _imports(helpers: Sequence[str]) -> list[str]:
+    """What the helpers import beside torch, which every model imports."""
+    lines = {line for helper in helpers for line in _helper(helper)[0] if " torch" not in line}
+    return sorted(lines, key=lambda line: (line.startswith("from"), line))
+
+
+def _templates() -> Path:
+    """templates/ beside the package in a checkout, inside it in a wheel."""
+    inside = Path(__file__).parent.parent / "templates"
+    return inside if inside.is_dir() else Path(__file__).parent.parent.parent / "templates"
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_templates()),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Python text, not HTML; no spec text reaches a template but names that match a pattern
+    )

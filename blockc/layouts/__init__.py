@@ -1,0 +1,169 @@
+"""Checkpoint layouts: how a family of weight files names and packs its tensors. One data file a layout, read strictly.
+
+    tensors, layers   a name in the file: the parameter it holds, or {of: [...], groups, axis, transpose}
+    tied              a name that may be in the file: the parameter that it then equals
+    ignore            a name known to be without effect: the reason
+    prefix            alternatives; the first is the one that stands in the names of the layout
+
+<i> is the layer, <p> is weight or bias. `weights` applies a layout to a function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import cast
+
+from blockc.source import Entry, Finding, Place, Scalar, Sequence, SpecError, Tree, finding, parse, plain, suggest
+from blockc.source import Mapping as MappingTree
+
+WORDS = ("layout", "prefix", "tensors", "layers", "tied", "ignore")
+GROUPS = ("heads", "kv_heads")  # the sizes by which a file may group
+
+
+class LayoutError(Exception):
+    """A layout that is not there, or that does not fit the function."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of a layout: a name in the file, the parameters joined in it, and how. {i} stands for the layer."""
+
+    name: str
+    targets: tuple[str, ...]
+    groups: int | str = 1
+    axis: int = 0
+    transpose: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    name: str
+    items: tuple[Item, ...]
+    tied: Mapping[str, str]  # a name that may be in the file: the parameter that it then equals
+    ignored: Mapping[str, str]  # a name known to be without effect: the reason
+    prefixes: tuple[str, ...]  # the first stands in the names above; a file may have another in its stead
+
+
+def layout(name: str) -> Layout:
+    """The layout of this name. Raises LayoutError where there is none, SpecError where its file is at fault."""
+    folder = files("blockc").joinpath("layouts")
+    known = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    if name not in known:
+        raise LayoutError(f"no checkpoint layout is named {name!r}; there are: {', '.join(known)}")
+    return read_layout(name, parse(folder.joinpath(f"{name}.yaml").read_bytes(), f"layouts/{name}.yaml"))
+
+
+def read_layout(name: str, tree: MappingTree) -> Layout:
+    """A layout's tree, every word understood or refused with its place."""
+    reader = _Reader()
+    top = reader.mapping(tree, WORDS)
+    version = plain(top["layout"].value) if "layout" in top else None
+    if type(version) is not int or version != 1:
+        place = top["layout"].value.place if "layout" in top else tree.place
+        raise SpecError([finding(place, "unknown version of the layout format", expected="layout: 1")])
+    items = list(reader.items(top["tensors"].value, "", "")) if "tensors" in top else []
+    if "layers" in top:
+        items += reader.layers(top["layers"].value)
+    tied = dict(reader.pairs(top["tied"].value, ())) if "tied" in top else {}
+    ignored = dict(reader.reasons(top["ignore"].value)) if "ignore" in top else {}
+    prefixes = tuple(reader.words(top["prefix"].value, ())) if "prefix" in top else ()
+    if reader.faults:
+        raise SpecError(reader.faults)
+    return Layout(name, tuple(items), tied, ignored, prefixes)
+
+
+class _Reader:
+    """Reads a layout's tree. Faults are gathered, so that one run shows all that is wrong."""
+
+    def __init__(self) -> None:
+        self.faults: list[Finding] = []
+
+    def wrong(self, place: Place, message: str, expected: str, got: object = "", hint: str = "") -> None:
+        self.faults.append(finding(place, message, expected=expected, got=str(got), hint=hint))
+
+    def mapping(self, tree: Tree, words: tuple[str, ...] = ()) -> dict[str, Entry]:
+        """The entries; where words are given, no other key stands."""
+        if not isinstance(tree, MappingTree):
+            self.wrong(tree.place, "not a mapping", "key: value", plain(tree))
+            return {}
+        for key, entry in tree.entries.items():
+            if words and key not in words:
+                near = suggest(key, words)
+                hint = f"did you mean {near}?" if near else ""
+                self.wrong(entry.key, f"unknown word {key}", ", ".join(words), key, hint)
+        return tree.entries
+
+    def name(self, text: object, place: Place, holes: tuple[str, ...]) -> str:
+        """A tensor's name, in which each of these placeholders may stand once; they come back in braces."""
+        bare = text if isinstance(text, str) else "!"
+        for hole in holes:
+            bare = bare.replace(hole, "", 1)
+        if not re.fullmatch(r"[A-Za-z0-9_.]*", bare):
+            self.wrong(place, "not a tensor name", " ".join(("letters, digits, _ and .", *holes)), text)
+        return re.sub(r"<([ip])>", r"{\1}", str(text))
+
+    def words(self, tree: Tree, holes: tuple[str, ...]) -> list[str]:
+        if not isinstance(tree, Sequence) or not tree.items:
+            self.wrong(tree.place, "not a list of names", "[a, b]", plain(tree))
+            return []
+        return [self.name(plain(item), item.place, holes) for item in tree.items]
+
+    def pairs(self, tree: Tree, holes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        for key, entry in self.mapping(tree).items():
+            yield self.name(key, entry.key, holes), self.name(plain(entry.value), entry.value.place, holes)
+
+    def reasons(self, tree: Tree) -> Iterator[tuple[str, str]]:
+        for key, entry in self.mapping(tree).items():
+            reason = plain(entry.value)
+            if not isinstance(reason, str) or not reason:
+                self.wrong(entry.value.place, "a tensor is ignored for no reason", "why it has no effect", reason)
+            yield self.name(key, entry.key, ("<i>",)), str(reason)
+
+    def layers(self, tree: Tree) -> list[Item]:
+        entries = self.mapping(tree, ("at", "tensors"))
+        if not entries.keys() >= {"at", "tensors"}:
+            self.wrong(tree.place, "layers has two words", "at and tensors", ", ".join(entries))
+            return []
+        at = self.name(plain(entries["at"].value), entries["at"].value.place, ("<i>",))
+        if "{i}" not in at:
+            self.wrong(entries["at"].value.place, "no place for the layer's number", "<i>", at)
+        return list(self.items(entries["tensors"].value, f"{at}.", "layers.{i}."))
+
+    def items(self, tree: Tree, at: str, under: str) -> Iterator[Item]:
+        """One item a line, or two where <p> stands for weight and bias."""
+        for key, entry in self.mapping(tree).items():
+            name = at + self.name(key, entry.key, ("<p>",))
+            item = self.item(name, entry.value, under)
+            if any(("{p}" in target) != ("{p}" in name) for target in item.targets):
+                self.wrong(entry.key, "<p> on one side alone", "<p> in the file's name and in every parameter's")
+            for kind in ("weight", "bias") if "{p}" in name else ("",):
+                targets = tuple(target.replace("{p}", kind) for target in item.targets)
+                yield Item(name.replace("{p}", kind), targets, item.groups, item.axis, item.transpose)
+
+    def item(self, name: str, tree: Tree, under: str) -> Item:
+        if isinstance(tree, Scalar):
+            return Item(name, (under + self.name(tree.value, tree.place, ("<p>",)),))
+        entries = self.mapping(tree, ("of", "groups", "axis", "transpose"))
+        if "of" not in entries:
+            self.wrong(tree.place, "no parameters are named", "of: [...]")
+            return Item(name, ())
+        targets = tuple(under + target for target in self.words(entries["of"].value, ("<p>",)))
+        groups = self.number(entries, "groups", 1, 1, GROUPS)
+        transpose = plain(entries["transpose"].value) if "transpose" in entries else False
+        if not isinstance(transpose, bool):
+            self.wrong(entries["transpose"].value.place, "transpose is yes or no", "true or false", transpose)
+        return Item(name, targets, groups, cast(int, self.number(entries, "axis", 0, 0)), transpose is True)
+
+    def number(
+        self, entries: dict[str, Entry], key: str, absent: int, least: int, words: tuple[str, ...] = ()
+    ) -> int | str:
+        value = plain(entries[key].value) if key in entries else absent
+        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+            return value
+        if isinstance(value, str) and value in words:
+            return value
+        self.wrong(entries[key].value.place, f"not a value of {key}", " or ".join((f"{least} or more", *words)), value)
+        return absent

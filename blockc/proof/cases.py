@@ -1,0 +1,78 @@
+"""What a model is run on to be proved: the same tokens whole, in chunks, token by token, padded, and with labels.
+
+Each case says how the calls go; what must come out is always the oracle's float64 answer for each sequence alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockc.ops import Array
+
+TOKENS = 13  # beyond a twin's window and past the first of its wavelengths
+SHORT = 7
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch of sequences, where each stands in its row, and the chunks in which it is fed."""
+
+    name: str
+    rows: tuple[Array, ...]  # the real tokens of each sequence
+    starts: tuple[int, ...]  # where each begins in its row: padding stands before or after
+    chunks: tuple[int, ...]
+    labels: bool = False
+
+    @property
+    def length(self) -> int:
+        return sum(self.chunks)
+
+    @property
+    def input_ids(self) -> Array:
+        ids = np.zeros((len(self.rows), self.length), np.int64)
+        for i, (row, start) in enumerate(zip(self.rows, self.starts, strict=True)):
+            ids[i, start : start + len(row)] = row
+        return ids
+
+    @property
+    def attention_mask(self) -> Array:
+        mask = np.zeros((len(self.rows), self.length), np.int64)
+        for i, (row, start) in enumerate(zip(self.rows, self.starts, strict=True)):
+            mask[i, start : start + len(row)] = 1
+        return mask
+
+    @property
+    def position_ids(self) -> Array:
+        return np.maximum(np.cumsum(self.attention_mask, axis=1) - 1, 0)
+
+    def own(self, logits: Array) -> list[Array]:
+        """The rows of a (B, length, ...) array that are real tokens."""
+        return [logits[i, s : s + len(row)] for i, (row, s) in enumerate(zip(self.rows, self.starts, strict=True))]
+
+
+def sequences(vocab: int, seed: int = 7) -> tuple[Array, Array]:
+    random = np.random.RandomState(seed)
+    return random.randint(0, vocab, TOKENS), random.randint(0, vocab, SHORT)
+
+
+def cases(vocab: int, cached: bool) -> tuple[Case, ...]:
+    """Every case that applies; a model without a cache takes whole sequences only."""
+    a, b = sequences(vocab)
+    both = (a, np.roll(a, 3))
+    whole = (
+        Case("full", both, (0, 0), (TOKENS,)),
+        Case("labels", both, (0, 0), (TOKENS,), labels=True),
+        Case("padded left", (a, b), (0, TOKENS - SHORT), (TOKENS,)),
+        Case("padded right", (a, b), (0, 0), (TOKENS,)),
+    )
+    if not cached:
+        return whole
+    return (
+        *whole,
+        Case("chunked", both, (0, 0), (1, 5, 4, 3)),
+        Case("decode", both, (0, 0), (6, *(1,) * (TOKENS - 6))),
+        Case("padded left, decode", (a, b), (0, TOKENS - SHORT), (9, *(1,) * (TOKENS - 9))),
+        Case("one token", (a[:1],), (0,), (1,)),
+    )

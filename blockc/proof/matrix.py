@@ -1,0 +1,182 @@
+"""The golden matrix: backend x variant x dtype, each against the float64 oracle, on random weights that hide nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blockc.compile import Compiled
+from blockc.ops import Array
+from blockc.proof.cases import Case, cases
+from blockc.proof.runners import Answer, Onnx, Oracle, Params, Runner, Torch, Values
+from blockc.weights import random_parameters
+
+# Of the logits' own standard deviation. fp32 rounding stays ten times below it; a wrong GELU is ten times above.
+TOLERANCE = {"float64": 1e-9, "float32": 3e-5}
+SEED = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run. `error` is the largest difference of logits over their standard deviation."""
+
+    backend: str
+    variant: str
+    dtype: str
+    error: float
+    agreement: float  # of argmax
+    tolerance: float
+    differs: str = ""  # the first node whose value differs, where one does
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.error <= self.tolerance)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Every run, and what could not be run."""
+
+    name: str
+    rows: tuple[Row, ...]
+    missing: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def holds(self) -> bool:
+        return all(row.holds for row in self.rows)
+
+    @property
+    def complete(self) -> bool:
+        return self.holds and not self.missing
+
+    @property
+    def line(self) -> str:
+        """The one line that a build ends with."""
+        failed = [row for row in self.rows if not row.holds]
+        if failed:
+            worst = max(failed, key=lambda row: row.error)
+            at = f"; first at {worst.differs}" if worst.differs else ""
+            return (
+                f"wrong: {worst.backend} differs from the oracle in {len(failed)} of {len(self.rows)} runs, by {worst.error:.1e} "
+                f"of the logits' spread ({worst.variant}){at}"
+            )
+        if self.missing:
+            return f"not proved: {', '.join(f'{what} {why}' for what, why in self.missing.items())}"
+        backends = list(dict.fromkeys(row.backend for row in self.rows))
+        worst = max(row.error for row in self.rows)
+        return (
+            f"proved: {' = '.join(backends)} on {self.name}, {len(self.rows)} runs, largest error {worst:.1e} of the logits' "
+            f"spread (tolerance {TOLERANCE['float32']:.0e})"
+        )
+
+    def data(self) -> dict[str, Any]:
+        rows = [{**asdict(row), "holds": row.holds} for row in self.rows]
+        return {"name": self.name, "holds": self.holds, "complete": self.complete, "missing": self.missing, "rows": rows}
+
+
+def prove(twin: Compiled, model_py: Path | None = None, model_onnx: bytes | None = None) -> Proof:
+    """Runs every backend on every case of a model small enough to run.
+
+    `model_py` and `model_onnx` are files to be proved instead of what is emitted now.
+    """
+    params = random_parameters(twin.function, SEED)
+    rows: list[Row] = []
+    missing = {package: "missing" for package in ("torch", "onnxruntime") if importlib.util.find_spec(package) is None}
+    with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
+        for runner in _runners(twin, Path(folder), missing, model_py, model_onnx):
+            for case in _applicable(runner, twin):
+                rows.append(compare(twin, runner, case, params))
+    return Proof(twin.spec.name, tuple(rows), missing)
+
+
+def _runners(
+    twin: Compiled, folder: Path, missing: dict[str, str], model_py: Path | None, model_onnx: bytes | None
+) -> Iterator[Runner]:
+    yield Oracle(twin.served)
+    if "torch" not in missing:
+        if model_py is None:
+            model_py = folder / "model.py"
+            model_py.write_text(twin.model_py(), encoding="utf-8")
+        yield Torch(model_py, twin.served)
+    if "onnxruntime" not in missing:
+        yield Onnx(model_onnx or twin.onnx(), twin.served)
+        yield Onnx(twin.onnx("last"), twin.served, "onnxruntime, last token")
+
+
+def _applicable(runner: Runner, twin: Compiled) -> Iterator[Case]:
+    """The loss is PyTorch's alone: an ONNX graph has no labels."""
+    for case in cases(twin.spec.top.vocab, cached=twin.function.causal):
+        if not case.labels or not isinstance(runner, Onnx):
+            yield case
+
+
+def compare(twin: Compiled, runner: Runner, case: Case, params: Params) -> Row:
+    dtype = "float64" if isinstance(runner, Oracle) else "float32"
+    truth = [alone(twin, row, params) for row in case.rows]
+    answer = runner.run(case, params)
+    wanted, got = _rows(case, truth, answer.logits)
+    spread = float(np.std(np.concatenate(truth)))
+    error = max(float(np.max(np.abs(w - g))) if np.isfinite(g).all() else np.inf for w, g in zip(wanted, got, strict=True)) / spread
+    if case.labels and answer.loss is not None:
+        error = max(error, abs(answer.loss - (Oracle(twin.function).run(case, params).loss or 0.0)) / spread)
+    agreement = float(np.mean(np.concatenate([w.argmax(-1) == g.argmax(-1) for w, g in zip(wanted, got, strict=True)])))
+    row = Row(runner.name, case.name, dtype, error, agreement, TOLERANCE[dtype])
+    if row.holds:
+        return row
+    return Row(*list(asdict(row).values())[:-1], first_difference(twin, runner, case, params))
+
+
+def alone(twin: Compiled, row: Array, params: Params) -> Array:
+    """The oracle's logits for one sequence by itself, whole, without cache or padding."""
+    return Oracle(twin.function).run(Case("alone", (row,), (0,), (len(row),)), params).logits[0]
+
+
+def _rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[Array], list[Array]]:
+    """What is compared: every real token, or the last one where only that was asked for."""
+    if logits.shape[1] == case.length:
+        return truth, case.own(logits)
+    # Each chunk gave one row: the last real token so far. Rows whose sequence has not begun are nobody's.
+    ends = np.cumsum(case.chunks)
+    wanted, got = list[Array](), list[Array]()
+    for i, (row, start) in enumerate(zip(case.rows, case.starts, strict=True)):
+        for chunk, end in enumerate(ends):
+            last = min(int(end) - start, len(row)) - 1
+            first = int(end) - case.chunks[chunk] - start
+            if last >= max(first, 0):
+                wanted.append(truth[i][last : last + 1])
+                got.append(logits[i, chunk : chunk + 1])
+    return wanted, got
+
+
+def first_difference(twin: Compiled, runner: Runner, case: Case, params: Params) -> str:
+    """The first node, in the order of computation, whose value is not the oracle's on the same call."""
+    truth, answer = Oracle(twin.served).run(case, params, trace=True), _traced(runner, case, params)
+    for wanted, got in zip(truth.values, answer.values, strict=False):
+        for name, value in wanted.items():
+            found = _value(got, name)
+            if found is not None and not _close(value, found):
+                return name
+    return ""
+
+
+def _traced(runner: Runner, case: Case, params: Params) -> Answer:
+    return runner.run(case, params, trace=True)
+
+
+def _value(got: Values, name: str) -> Array | None:
+    """A root value of two outputs is named after the output alone in model.py."""
+    return got.get(name, got.get(name.rpartition(".")[2]) if name.count(".") == 1 else None)
+
+
+def _close(wanted: Array, got: Array) -> bool:
+    if wanted.shape != got.shape:
+        return False
+    spread = float(np.std(wanted.astype(np.float64))) or 1.0
+    difference = np.abs(wanted.astype(np.float64) - got.astype(np.float64))
+    return bool(np.isfinite(got.astype(np.float64)).all() and difference.max(initial=0.0) <= TOLERANCE["float32"] * spread)

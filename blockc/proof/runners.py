@@ -1,0 +1,216 @@
+"""The backends as one shape: a case and parameters in, logits and the value of every node out."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+
+from blockc import interp
+from blockc.ir import Function, Node
+from blockc.ops import Array, Input
+from blockc.proof.cases import Case
+
+Params = Mapping[str, Array]
+Values = dict[str, Array]
+
+
+@dataclass
+class Answer:
+    """logits (B, length or 1, V), the loss where labels were given, and each chunk's values by name."""
+
+    logits: Array
+    loss: float | None = None
+    values: list[Values] = field(default_factory=list[Values])
+
+
+class Runner(Protocol):
+    name: str
+
+    def run(self, case: Case, params: Params, trace: bool = False) -> Answer: ...
+
+
+def pasts(function: Function) -> list[Node]:
+    return [n for n in function.inputs if isinstance(n.op, Input) and n.op.past]
+
+
+def feeds(function: Function, case: Case) -> Iterator[tuple[dict[str, Array], slice]]:
+    """Each chunk's runtime inputs, without the past."""
+    end = 0
+    for chunk in case.chunks:
+        new = slice(end, end + chunk)
+        end += chunk
+        seen = case.attention_mask[:, :end]
+        yield {"input_ids": case.input_ids[:, new], "attention_mask": seen, "position_ids": case.position_ids[:, new]}, new
+
+
+def empty_pasts(function: Function, batch: int) -> dict[str, Array]:
+    return {n.name: np.zeros([d.at({"B": batch, "P": 0}) for d in n.types[0].shape], np.float32) for n in pasts(function)}
+
+
+def _chunked(function: Function, case: Case, call: Callable[[dict[str, Array]], dict[str, Array]]) -> Array:
+    """Feeds the chunks one after another, each with what the one before it returned as present."""
+    state = empty_pasts(function, len(case.rows))
+    parts: list[Array] = []
+    for inputs, _ in feeds(function, case):
+        outputs = call(inputs | state)
+        parts.append(outputs["logits"])
+        state = {name: outputs[name.replace("past_key_values", "present")] for name in state}
+    return np.concatenate(parts, axis=1)
+
+
+@dataclass
+class Oracle:
+    """The interpreter in float64."""
+
+    function: Function
+    name: str = "oracle"
+
+    def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
+        values: list[Values] = []
+
+        def call(inputs: dict[str, Array]) -> dict[str, Array]:
+            seen: Values = {}
+            values.append(seen)
+            return interp.run(self.function, inputs, params, seen.__setitem__ if trace else None)
+
+        logits = _chunked(self.function, case, call)
+        return Answer(logits, _loss(logits, case, self.function.causal) if case.labels else None, values)
+
+
+def _loss(logits: Array, case: Case, shifted: bool) -> float:
+    """Mean cross-entropy, of the next token where the model is causal."""
+    ids = case.input_ids
+    logits, ids = (logits[:, :-1], ids[:, 1:]) if shifted else (logits, ids)
+    peak = logits.max(axis=-1, keepdims=True)
+    total = np.log(np.exp(logits - peak).sum(axis=-1)) + peak[..., 0]
+    return float(np.mean(total - np.take_along_axis(logits, ids[..., None], axis=-1)[..., 0]))
+
+
+class Torch:
+    """model.py, run eagerly on the CPU."""
+
+    name = "torch"
+
+    def __init__(self, path: Path, function: Function) -> None:
+        self.function = function
+        self.module = load_module(path)
+
+    def model(self, params: Params) -> Any:
+        """The emitted model with these parameters. Its names and shapes must be those of the graph."""
+        import torch
+
+        model = self.module.Model()
+        own = dict(model.named_parameters())
+        if {n: tuple(p.shape) for n, p in own.items()} != {n: a.shape for n, a in params.items()}:
+            raise ValueError("model.py does not have the parameters of its spec")
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(torch.from_numpy(np.asarray(params[name], np.float32)))
+        return model.eval()
+
+    def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
+        import torch
+
+        model, values, parts, loss = self.model(params), list[Values](), list[Array](), None
+        past: Any = None
+        for inputs, _ in feeds(self.function, case):
+            arguments: dict[str, Any] = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in inputs.items()}
+            if past is not None:
+                arguments["past_key_values"] = past
+            if case.labels:
+                arguments["labels"] = arguments["input_ids"]
+            seen: Values = {}
+            with torch.no_grad(), _watching(model, seen) if trace else _nothing():
+                output = model(**arguments)
+            values.append(seen)
+            past = getattr(output, "past_key_values", None)
+            parts.append(output.logits.numpy())
+            loss = float(output.loss) if case.labels else None
+        return Answer(np.concatenate(parts, axis=1), loss, values)
+
+
+def load_module(path: Path) -> ModuleType:
+    """model.py as a module of its own, whatever else is called model."""
+    spec = importlib.util.spec_from_file_location(f"blockc_emitted_{abs(hash(path))}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    written, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = written
+    return module
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _watching(model: Any, seen: Values) -> Iterator[None]:
+    """Reads every local of every forward when it returns: in model.py a value bears the name of its node."""
+    paths = {id(module): name for name, module in model.named_modules()}
+
+    def on_event(frame: FrameType, event: str, _: Any) -> None:
+        if event != "return" or frame.f_code.co_name != "forward" or id(frame.f_locals.get("self")) not in paths:
+            return
+        path = paths[id(frame.f_locals["self"])]
+        for name, value in frame.f_locals.items():
+            if hasattr(value, "detach"):
+                seen[f"{path}.{name}" if path else name] = value.detach().numpy().copy()
+
+    sys.setprofile(on_event)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+class Onnx:
+    """model.onnx in onnxruntime on the CPU. Parameters are its inputs, or inside it."""
+
+    def __init__(self, model: bytes, function: Function, name: str = "onnxruntime") -> None:
+        self.bytes, self.function, self.name = model, function, name
+        self.session = _session(model)
+
+    def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
+        session = _session(_exposed(self.bytes)) if trace else self.session
+        wanted = {i.name for i in session.get_inputs()}
+        fixed = {name: np.asarray(a, np.float32) for name, a in params.items() if name in wanted}
+        names = [o.name for o in session.get_outputs()]
+        values: list[Values] = []
+
+        def call(inputs: dict[str, Array]) -> dict[str, Array]:
+            given = {name: a for name, a in inputs.items() if name in wanted}
+            outputs = dict(zip(names, session.run(names, given | fixed), strict=True))
+            values.append(outputs)
+            return outputs
+
+        return Answer(_chunked(self.function, case, call), None, values)
+
+
+def _session(model: bytes) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _exposed(model: bytes) -> bytes:
+    """The same model with every named value as an output."""
+    import onnx
+
+    proto = onnx.load_from_string(model)
+    known = {o.name for o in proto.graph.output}
+    proto.graph.output.extend(v for v in proto.graph.value_info if v.name not in known)
+    return proto.SerializeToString()

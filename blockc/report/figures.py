@@ -1,0 +1,140 @@
+"""Parameters and FLOPs: sums over the graph, by the ops' own rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from blockc.ir import Function, Node, Param, inline, is_call, parameters
+from blockc.report.graph import ONE_TOKEN, Graph, Scores, flops, holds_scores, is_norm, same, total
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """Parameters of one layer. Matrices by what they serve: the parts that hold scores, and those that do not."""
+
+    attention: int
+    mlp: int
+    matrices: int  # the two together
+    norms: int
+    biases: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Each tensor once, tied ones too. The figures per layer are there where all layers are of one size."""
+
+    total: int
+    active: int  # used by one token
+    embedding: int  # tables and head
+    final_norm: int
+    matrices: int  # of all layers
+    attention_per_layer: int | None
+    mlp_per_layer: int | None
+    norms_per_layer: int | None
+    biases_per_layer: int | None
+    matrices_per_layer: int | None
+    before_layers: dict[str, int]
+    after_layers: dict[str, int]
+    per_kind: dict[str, LayerSizes]
+
+
+@dataclass(frozen=True)
+class Flops:
+    """2 a multiply-add. A token's attention is that of the last token of the context."""
+
+    matmul_per_token: int
+    attention_per_token: int
+    per_token: int
+    prefill: int  # of one sequence as long as the context
+    train_per_token: int
+    attention_share: float  # of the matmuls
+    crossover: int | None  # the shortest context at which attention costs as much as the matmuls
+
+
+def count(graph: Graph) -> Parameters:
+    kinds = {kind: layer_sizes(layer) for kind, layer in graph.layers.items()}
+    before, after = _around_layers(graph.root)
+    everything = sum(param.size for param in parameters(graph.root).values())
+    norms = {n.name for n in graph.root.nodes if is_norm(n)}
+    final_norm = sum(size for name, size in after.items() if name in norms)
+    return Parameters(
+        total=everything,
+        active=everything,  # no op leaves a parameter idle
+        embedding=sum((*before.values(), *after.values())) - final_norm,
+        final_norm=final_norm,
+        matrices=sum(kinds[kind].matrices for kind in graph.kinds),
+        attention_per_layer=same(sizes.attention for sizes in kinds.values()),
+        mlp_per_layer=same(sizes.mlp for sizes in kinds.values()),
+        norms_per_layer=same(sizes.norms for sizes in kinds.values()),
+        biases_per_layer=same(sizes.biases for sizes in kinds.values()),
+        matrices_per_layer=same(sizes.matrices for sizes in kinds.values()),
+        before_layers=before,
+        after_layers=after,
+        per_kind=kinds,
+    )
+
+
+def layer_sizes(layer: Function) -> LayerSizes:
+    nodes = inline(layer).nodes
+    mixers = {_part(n) for n in nodes if holds_scores(n)}
+    sizes: Counter[str] = Counter()
+    for param, owner in {param: n for n in nodes for param in n.params}.items():
+        sizes[_share(owner, param, mixers)] += param.size
+    matrices = sizes["attention"] + sizes["mlp"]
+    return LayerSizes(sizes["attention"], sizes["mlp"], matrices, sizes["norms"], sizes["biases"], sizes.total())
+
+
+def _part(n: Node) -> str:
+    """The label that a node of an inlined layer stands under."""
+    return n.name.partition(".")[0]
+
+
+def _share(n: Node, param: Param, mixers: set[str]) -> str:
+    if is_norm(n):
+        return "norms"
+    if param.role == "bias":
+        return "biases"
+    return "attention" if _part(n) in mixers else "mlp"
+
+
+def _around_layers(root: Function) -> tuple[dict[str, int], dict[str, int]]:
+    """What the root itself owns, by name, before its first layer and after it. A tied head owns nothing."""
+    before: dict[str, int] = {}
+    after: dict[str, int] = {}
+    counted: set[Param] = set()
+    side = before
+    for n in root.nodes:
+        side = after if is_call(n) else side
+        own = tuple(param for param in n.params if param not in counted)
+        counted.update(own)
+        if own:
+            side[n.name] = total(own)
+    return before, after
+
+
+def work(graph: Graph, context: int) -> Flops:
+    """A token's matmuls do not grow with the context; its attention costs so much a key."""
+    matmul = sum(flops(n, ONE_TOKEN) for n in graph.flat.nodes if not holds_scores(n))
+    attention = sum(s.pair_flops * s.keys(context) for s in graph.scores)
+    return Flops(
+        matmul_per_token=matmul,
+        attention_per_token=attention,
+        per_token=matmul + attention,
+        prefill=context * matmul + sum(s.pair_flops * s.pairs(context) for s in graph.scores),
+        train_per_token=3 * (matmul + attention),  # the way back costs twice the way there
+        attention_share=attention / matmul,
+        crossover=crossover(graph.scores, matmul),
+    )
+
+
+def crossover(scores: tuple[Scores, ...], matmul: int) -> int | None:
+    """The smallest T with sum of pair_flops * min(T, window) >= matmul, or None where windows stop it below."""
+    full, slope = 0, sum(s.pair_flops for s in scores)
+    for s in sorted(scores, key=lambda s: (s.window is None, s.window or 0)):
+        reached = -((full - matmul) // slope)
+        if s.window is None or reached <= s.window:
+            return reached
+        full, slope = full + s.pair_flops * s.window, slope - s.pair_flops
+    return None

@@ -1,0 +1,132 @@
+"""A model as it was built and as it runs, and what the figures read off it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from blockc.ir import Function, Node, Param, Type, Value, called, inline, is_call, product
+from blockc.ops import Visible, VisibleBothWays
+from blockc.passes import with_cache
+
+DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}  # bytes of one number
+
+ONE_TOKEN = {"B": 1, "S": 1, "P": 0}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One attention as it stands in the graph: what a query costs at one key, and how many keys it sees."""
+
+    kind: str  # of the layer that it stands in
+    pair_flops: int  # of one query at one key
+    window: int | None
+    sees: Literal["past", "all"]
+
+    def keys(self, tokens: int) -> int:
+        """Keys that the last of `tokens` tokens sees."""
+        return tokens if self.window is None else min(tokens, self.window)
+
+    def pairs(self, tokens: int) -> int:
+        """Pairs of query and key that count: sum of min(i, window) for i = 1..tokens; tokens^2 where all see all."""
+        if self.sees == "all":
+            return tokens * tokens
+        near = self.keys(tokens)
+        return near * (near + 1) // 2 + (tokens - near) * near
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The root function and the kind of each layer that it calls."""
+
+    root: Function
+    kinds: tuple[str, ...]
+
+    @cached_property
+    def cached(self) -> Function:
+        """With the past as inputs. A model that looks both ways has none: what it computes, it computes anew."""
+        return with_cache(self.root) if self.root.causal else self.root
+
+    @cached_property
+    def flat(self) -> Function:
+        return inline(self.cached)
+
+    @cached_property
+    def layers(self) -> dict[str, Function]:
+        """Each kind's function."""
+        found: dict[str, Function] = {}
+        for kind, call in zip(self.kinds, self._calls(self.root), strict=True):
+            found.setdefault(kind, called(call))
+        return found
+
+    @cached_property
+    def layer_inputs(self) -> dict[str, tuple[Value, ...]]:
+        """What the first layer of each kind is called with in the cached function."""
+        found: dict[str, tuple[Value, ...]] = {}
+        for kind, call in zip(self.kinds, self._calls(self.cached), strict=True):
+            found.setdefault(kind, call.inputs)
+        return found
+
+    @cached_property
+    def scores(self) -> tuple[Scores, ...]:
+        kinds = {call.name: kind for kind, call in zip(self.kinds, self._calls(self.root), strict=True)}
+        return tuple(self._scores(n, kinds) for n in self.flat.nodes if holds_scores(n))
+
+    def _scores(self, n: Node, kinds: Mapping[str, str]) -> Scores:
+        steps = n.name.split(".")
+        paths = (".".join(steps[:i]) for i in range(len(steps), 0, -1))
+        kind = next(kinds[path] for path in paths if path in kinds)
+        return Scores(kind, flops(n, ONE_TOKEN), *mask_of(n))
+
+    @staticmethod
+    def _calls(function: Function) -> list[Node]:
+        return [n for n in function.nodes if is_call(n)]
+
+
+def holds_scores(n: Node) -> bool:
+    """An attention, of whatever kind: an unfused kernel would hold its scores."""
+    return bool(n.op.scratch(*(value.type for value in n.inputs)).terms)
+
+
+def is_norm(n: Node) -> bool:
+    return any(param.role == "gain" for param in n.params)
+
+
+def mask_of(n: Node) -> tuple[int | None, Literal["past", "all"]]:
+    """The window of the mask that an attention reads, and whether it looks back only."""
+    mask = next(value.node.op for value in n.inputs if value.type.dtype == "bool")
+    match mask:
+        case Visible(window):
+            return window, "past"
+        case VisibleBothWays():
+            return None, "all"
+        case _:
+            raise NotImplementedError(f"{n.name} reads a mask made by {mask.name}, of which no reach is known")
+
+
+def flops(n: Node, sizes: Mapping[str, int]) -> int:
+    return n.op.flops(*(value.type for value in n.inputs)).at(sizes)
+
+
+def same(values: Iterable[int]) -> int | None:
+    """The one value that all have, if they have."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
+
+
+def total(params: tuple[Param, ...]) -> int:
+    return sum(param.size for param in params)
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Sizes of values at given B, S and P: `number` bytes for one of the model's numbers, 8 an integer, 1 a truth."""
+
+    number: int
+    sizes: Mapping[str, int]
+
+    def __call__(self, type_: Type) -> int:
+        each = {"float": self.number, "int": 8, "bool": 1}[type_.dtype]
+        return product(type_.shape).at(self.sizes) * each

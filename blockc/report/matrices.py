@@ -1,0 +1,164 @@
+"""The table of a block's matrices: what each receives and what it produces, read off the graph.
+
+    x, x', x'' are the stream after 0, 1, 2 additions
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, fields
+
+from blockc.ir import Function, Node, Value, called, inline, is_call
+from blockc.ops import Add, Linear, MergeHeads, Mul, Rotary, Scale, SplitHeads
+from blockc.report.drawing import stream_name
+from blockc.report.figures import layer_sizes
+from blockc.report.graph import Graph, holds_scores, is_norm
+
+OPERANDS = ("query", "key", "value")  # of an attention, in this order
+
+
+@dataclass(frozen=True)
+class Matrix:
+    label: str
+    shape: tuple[int, ...]  # out, in
+    receives: str
+    produces: str
+    parameters: int
+    share: float  # of the block's matrices
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer function: how many layers of which kinds it is, what its parts are, and its matrices."""
+
+    kinds: dict[str, int]
+    parts: dict[str, str]
+    matrices: tuple[Matrix, ...]
+    parameters: int  # of the matrices
+    norms: int
+    biases: int
+
+
+def blocks(graph: Graph) -> tuple[Block, ...]:
+    counts = Counter(graph.kinds)
+    found: dict[Function, dict[str, int]] = {}
+    for kind, layer in graph.layers.items():
+        found.setdefault(layer, {})[kind] = counts[kind]
+    return tuple(_block(layer, kinds) for layer, kinds in found.items())
+
+
+def _block(layer: Function, kinds: dict[str, int]) -> Block:
+    sizes = layer_sizes(layer)
+    return Block(kinds, _parts(layer), table(layer), sizes.matrices, sizes.norms, sizes.biases)
+
+
+def _parts(layer: Function) -> dict[str, str]:
+    """What stands behind each label: a function's own words, an op's fields."""
+    said: dict[str, str] = {}
+    for n in layer.nodes:
+        if is_call(n):
+            said[n.name] = called(n).doc.rstrip(".")
+        elif n.params:
+            said[n.name] = ", ".join((n.op.name, *_fields(n)))
+    return said
+
+
+def _fields(n: Node) -> list[str]:
+    """The fields that no shape shows: eps and the like, as `eps 1e-05`; what is off is left out."""
+    widths = {int(size) for param in n.params for size in param.shape}
+    named = [(f.name, getattr(n.op, f.name)) for f in fields(n.op)]
+    return [k if v is True else f"{k} {v:g}" for k, v in named if v and (v is True or v not in widths)]
+
+
+def table(layer: Function) -> tuple[Matrix, ...]:
+    reading = _Reading(inline(layer))
+    rows = [(n, param) for n in reading.function.nodes for param in n.params if param.role == "matrix"]
+    whole = sum(param.size for _, param in rows)
+    return tuple(
+        Matrix(
+            label=param.name.removesuffix(".weight"),
+            shape=param.shape,
+            receives=reading.received(n),
+            produces=reading.produced(n),
+            parameters=param.size,
+            share=param.size / whole,
+        )
+        for n, param in rows
+    )
+
+
+class _Reading:
+    """An inlined layer with a short text for each of its values."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.levels: dict[Value, int | None] = {n[0]: None for n in function.inputs}
+        self.texts: dict[Value, str] = {n[0]: n.name for n in function.inputs}
+        stream = next(n for n in function.inputs if n.name == function.stream)
+        self.levels[stream[0]], self.texts[stream[0]] = 0, "x"
+        self.users: dict[Value, list[tuple[Node, int]]] = {}
+        for n in function.nodes:
+            self.levels[n[0]] = self._level(n)
+            self.texts[n[0]] = self._text(n)
+            for i, value in enumerate(n.inputs):
+                self.users.setdefault(value, []).append((n, i))
+
+    def _level(self, n: Node) -> int | None:
+        """How many additions the stream has been through, None for what is not the stream."""
+        met = [level for value in n.inputs if (level := self.levels[value]) is not None]
+        if isinstance(n.op, Add) and met:
+            return max(met) + 1
+        return self.levels[n.inputs[0]] if is_norm(n) or isinstance(n.op, Scale) else None
+
+    def _text(self, n: Node) -> str:
+        level, operands = self.levels[n[0]], [self.texts[value] for value in n.inputs]
+        match n.op:
+            case Add() if level is not None:
+                return stream_name(level)
+            case Linear():
+                return n.name
+            case Add():
+                return " + ".join(operands)
+            case Mul():
+                return " * ".join(operands)
+            case Scale(factor):
+                return f"{factor:g} * {operands[0]}"
+            case MergeHeads():
+                return "concatenated heads"
+            case SplitHeads() | Rotary():
+                return operands[0]
+            case _:
+                return f"{'norm' if is_norm(n) else n.op.name}({', '.join(operands)})"
+
+    def received(self, n: Node) -> str:
+        """Matrices of the same part by their short names: silu(gate) * up."""
+        return re.sub(rf"\b{re.escape(_part(n))}\.", "", self.texts[n.inputs[0]])
+
+    def produced(self, matrix: Node) -> str:
+        """Follows the first reader of each value until one says what the matrix is for."""
+        value, heads, bent = matrix[0], None, False
+        while users := self.users.get(value):
+            user, operand = users[0]
+            if holds_scores(user):
+                return _heads(heads, OPERANDS[operand])
+            if isinstance(user.op, Add) and self.levels[user[0]] is not None:
+                return "stream edit"
+            if isinstance(user.op, Mul):
+                return "gate" if bent else "up"
+            if any(param.role == "matrix" for param in user.params):
+                return "hidden units" if _part(user) == _part(matrix) else "new stream"
+            heads = user.op if isinstance(user.op, SplitHeads) else heads
+            bent = bent or len(user.inputs) == 1 and not user.params and user.types[0] == value.type
+            value = user[0]
+        return "new stream"
+
+
+def _heads(split: SplitHeads | None, role: str) -> str:
+    if split is None:
+        return f"{role}s"
+    return f"{split.heads} {role} head{'' if split.heads == 1 else 's'} of {split.head_dim}"
+
+
+def _part(n: Node) -> str:
+    return n.name.rpartition(".")[0]

@@ -1,0 +1,120 @@
+"""The report of one model: every figure of the budget, computed from its graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from blockc.algebra import Decoder
+from blockc.ir import Function
+from blockc.report.figures import Flops, Parameters, count, work
+from blockc.report.graph import DTYPES, Graph
+from blockc.report.matrices import Block, blocks
+from blockc.report.memory import Cache, Memory, activations, cache
+from blockc.spec import Spec
+
+
+@dataclass(frozen=True)
+class CutTile:
+    """The pattern does not fit the depth a whole number of times: of its last tile only some layers are laid."""
+
+    tile: int
+    laid: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Figures of one model at a context, a batch and a dtype. Sizes in bytes, FLOPs at 2 a multiply-add."""
+
+    name: str
+    depth: int
+    width: int
+    vocab: int
+    context: int
+    batch: int
+    dtype: str
+    layers: dict[str, int]
+    windows: dict[str, tuple[int, ...]]  # of the kinds of layers that have any
+    cut_tile: CutTile | None
+    parameters: Parameters
+    kv_cache: Cache
+    flops: Flops
+    memory: Memory
+    matrices: tuple[Block, ...]
+
+    @property
+    def number(self) -> int:
+        """Bytes of one number."""
+        return DTYPES[self.dtype]
+
+    def json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def report(
+    spec: Spec,
+    decoder: Decoder,
+    function: Function,
+    *,
+    context: int | None = None,
+    batch: int = 1,
+    dtype: str = "bf16",
+    device_memory: int | None = None,
+) -> Report:
+    """Takes the function as `build` gives it. Raises ValueError for a size below 1 or a dtype of no known size."""
+    context = decoder.context if context is None else context
+    for name, size in (("context", context), ("batch", batch), ("device_memory", device_memory)):
+        if size is not None and size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+    graph, number = Graph(function, decoder.kinds), DTYPES[dtype]
+    counted, kept = count(graph), cache(graph, number, context, batch)
+    weights = counted.total * number
+    return Report(
+        name=spec.name,
+        depth=len(decoder.layers),
+        width=decoder.width,
+        vocab=decoder.vocab,
+        context=context,
+        batch=batch,
+        dtype=dtype,
+        layers=dict(Counter(decoder.kinds)),
+        windows=_windows(graph),
+        cut_tile=_cut_tile(spec),
+        parameters=counted,
+        kv_cache=kept,
+        flops=work(graph, context),
+        memory=Memory(
+            weights=weights,
+            kv_cache=kept.bytes.kept_by_graph,
+            activations=activations(graph, number, context, batch),
+            device_memory=device_memory,
+            devices=None if device_memory is None else -(-weights // device_memory),
+        ),
+        matrices=blocks(graph),
+    )
+
+
+def _windows(graph: Graph) -> dict[str, tuple[int, ...]]:
+    found: dict[str, dict[int, None]] = {}
+    for s in graph.scores:
+        if s.window is not None:
+            found.setdefault(s.kind, {})[s.window] = None
+    return {kind: tuple(windows) for kind, windows in found.items()}
+
+
+def _cut_tile(spec: Spec) -> CutTile | None:
+    layers = spec.top.layers
+    if layers is None or not layers.pattern:
+        return None
+    tile = _laid(layers.pattern)
+    laid = (spec.top.depth - _laid(layers.first or []) - _laid(layers.last or [])) % tile
+    return CutTile(tile, laid) if laid else None
+
+
+def _laid(entries: Sequence[Any]) -> int:
+    """Layers that a list of `kind` and {kind: n} lays."""
+    return sum(next(iter(entry.values())) if isinstance(entry, dict) else 1 for entry in entries)  # type: ignore[misc]

@@ -1,0 +1,168 @@
+"""Safetensors files, read with suspicion and written whole. NumPy only; pickled weights are never opened.
+
+    8 bytes: n, little-endian | n bytes: JSON {name: {dtype, shape, data_offsets}} | the tensors, without holes
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from blockc.ops import Array
+
+Shape = tuple[int, ...]
+
+MAX_HEADER = 100_000_000  # bytes; the format's own bound
+MAX_RANK = 8
+DTYPES = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
+    "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2",
+}  # fmt: skip
+WRITTEN = {np.dtype(code): word for word, code in DTYPES.items() if word != "BF16"}
+
+
+class CheckpointError(Exception):
+    """Weights that are not what they should be: a file at fault, or tensors that do not fit the rules."""
+
+
+def read_safetensors(path: Path) -> dict[str, Array]:
+    """Tensors by name, of a .safetensors file or of a folder that holds model.safetensors or its index.
+
+    bf16 comes as float32; all else as read-only views of the mapped file. Raises CheckpointError.
+    """
+    try:
+        if not path.is_dir():
+            return _file(path)
+        if (path / "model.safetensors").is_file():
+            return _file(path / "model.safetensors")
+        return _sharded(path / "model.safetensors.index.json")
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from None
+
+
+def _sharded(index: Path) -> dict[str, Array]:
+    if not index.is_file():
+        raise CheckpointError(f"{index.parent} holds neither model.safetensors nor {index.name}")
+    if index.stat().st_size > MAX_HEADER:
+        raise CheckpointError(f"{index}: longer than {MAX_HEADER} bytes")
+    shards = _object(_json(index.read_bytes(), index).get("weight_map"))
+    if odd := [s for s in shards.values() if not re.fullmatch(r"[A-Za-z0-9_.-]+\.safetensors", str(s))] or not shards:
+        raise CheckpointError(f"{index}: weight_map gives each tensor a .safetensors file beside it, not {shown(odd)}")
+    tensors: dict[str, Array] = {}
+    for shard in sorted({str(shard) for shard in shards.values()}):
+        for name, array in _file(index.parent / shard).items():
+            if shards.get(name) != shard:
+                raise CheckpointError(f"{index}: tensor {shown(name)} of {shard} is not placed there")
+            tensors[name] = array
+    if absent := shards.keys() - tensors.keys():
+        raise CheckpointError(f"{index}: no file holds {', '.join(map(shown, sorted(absent)))}")
+    return tensors
+
+
+def _file(path: Path) -> dict[str, Array]:
+    """8 bytes of header length, a JSON header, and the tensors' bytes without holes."""
+    if path.suffix != ".safetensors":
+        raise CheckpointError(f"{path}: not a .safetensors file; pickled weights (.bin, .pt) are never opened")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(MAX_HEADER, size - 8):
+            raise CheckpointError(f"{path}: a header of {length} bytes in a file of {size}")
+        header = _json(file.read(length), path)
+        start = 8 + length
+        data = np.asarray(np.memmap(file, np.uint8, "r", start)) if size > start else np.empty(0, np.uint8)
+    header.pop("__metadata__", None)
+    tensors: dict[str, Array] = {}
+    end = 0
+    for begin, stop, name, dtype, shape in sorted(_span(path, name, entry) for name, entry in header.items()):
+        if begin != end:
+            fault = "overlaps the one before it" if begin < end else f"stands behind a hole of {begin - end} bytes"
+            raise CheckpointError(f"{path}: tensor {shown(name)} {fault}")
+        if stop > data.size:
+            raise CheckpointError(f"{path} is truncated: tensor {shown(name)} ends at byte {stop} of {data.size}")
+        end, flat = stop, data[begin:stop].view(DTYPES[dtype])
+        wide = (flat.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else flat
+        tensors[name] = wide.reshape(shape)
+    if end != data.size:
+        raise CheckpointError(f"{path}: a hole of {data.size - end} bytes behind the last tensor")
+    return tensors
+
+
+def _span(path: Path, name: str, entry: object) -> tuple[int, int, str, str, Shape]:
+    """(begin, end, name, dtype, shape) of a header's entry, each checked: the file is anyone's."""
+    fields = _object(entry)
+    dtype, shape, offsets = fields.get("dtype"), _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
+    if fields.keys() != {"dtype", "shape", "data_offsets"} or shape is None or offsets is None or len(offsets) != 2:
+        raise CheckpointError(f"{path}: tensor {shown(name)} is not described by dtype, shape and data_offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise CheckpointError(f"{path}: tensor {shown(name)} is of {shown(dtype)}, which is not read")
+    length = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
+    if length != offsets[1] - offsets[0] or not length or len(shape) > MAX_RANK:
+        raise CheckpointError(f"{path}: tensor {shown(name)} is {dtype} {shape}, but stands at bytes {offsets}")
+    return *offsets, name, dtype, shape
+
+
+def _counts(value: object) -> Shape | None:
+    """A list of integers from 0 on, else None."""
+    if not isinstance(value, list):
+        return None
+    items = cast(list[object], value)
+    return tuple(n for n in items if isinstance(n, int)) if all(type(n) is int and n >= 0 for n in items) else None
+
+
+def _object(value: object) -> dict[str, object]:
+    return cast(dict[str, object], value) if isinstance(value, dict) else {}
+
+
+def _json(data: bytes, path: Path) -> dict[str, object]:
+    """A JSON object; a key that stands twice is refused at any depth."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if twice := [key for key, n in Counter(key for key, _ in pairs).items() if n > 1]:
+            raise CheckpointError(f"{path}: {shown(twice[0])} stands twice")
+        return dict(pairs)
+
+    try:
+        value = json.loads(data, object_pairs_hook=once)
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{path}: the header is not JSON") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: the header is not a JSON object")
+    return _object(cast(object, value))
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
+    """Writes the tensors by falling item size, so that each is aligned. The file appears when it is whole."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers refuses a file without
+    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    end = 0
+    for name in order:
+        array = tensors[name]
+        dtype = WRITTEN.get(array.dtype.newbyteorder("<"))
+        if dtype is None or not array.size:
+            raise CheckpointError(f"{path}: tensor {name} is {array.dtype} {array.shape}, which is not written")
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            file.write(tensors[name].astype(tensors[name].dtype.newbyteorder("<"), copy=False).tobytes())
+    os.replace(part, path)
+
+
+def shown(name: object) -> str:
+    """A text from a file, without what a terminal would act on."""
+    return ascii(str(name))[1:-1][:200]

@@ -1,0 +1,277 @@
+"""Checkpoints: the tensors of a file are the parameters of a function, renamed, joined and turned. NumPy only.
+
+    file tensor = transpose(join of the parameters)        parameters = parts of transpose(file tensor)
+
+`patterns` says what of a layout holds for one function, `rules` expands that to one rule a tensor of the file; `unpack`
+reads a checkpoint through the rules, `pack` is its inverse. Parameters go by their path, tensors by their name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockc.ir import Function, Param, functions, parameters
+from blockc.layouts import Item, Layout, LayoutError, layout, read_layout
+from blockc.ops import Array, Attention
+from blockc.safetensors import CheckpointError, read_safetensors, shown, write_safetensors
+
+__all__ = [
+    "CheckpointError", "Layout", "LayoutError", "Pattern", "Patterns", "Rule", "Rules", "group_sizes", "layout", "pack",
+    "patterns", "random_parameters", "read_layout", "read_safetensors", "rules", "unpack", "write_safetensors",
+]  # fmt: skip
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """An item that holds for a function: groups is a number, and {i} runs over `layers` (none outside the layers)."""
+
+    name: str
+    targets: tuple[str, ...]
+    groups: int
+    axis: int
+    transpose: bool
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """What of a layout holds for a function. Together the patterns cover each parameter once."""
+
+    each: tuple[Pattern, ...]
+    tied: Mapping[str, str]
+    ignored: Mapping[str, str]
+    prefixes: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[Pattern]:
+        return iter(self.each)
+
+    def spelled(self, name: str, prefix: str) -> str:
+        """The name as a file has it that uses this prefix in the first one's stead."""
+        first = self.prefixes[0] if self.prefixes else ""
+        return prefix + name.removeprefix(first) if name.startswith(first) else name
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One tensor of the file: its targets, each viewed as [groups, n / groups] along the axis, joined group by group."""
+
+    name: str
+    targets: tuple[str, ...]
+    groups: int
+    axis: int
+    transpose: bool
+    shapes: tuple[Shape, ...]  # of the targets
+
+    @property
+    def joined(self) -> Shape:
+        first, axis = self.shapes[0], self.axis
+        return (*first[:axis], sum(shape[axis] for shape in self.shapes), *first[axis + 1 :])
+
+    @property
+    def shape(self) -> Shape:
+        """In the file."""
+        return (*self.joined[:-2], self.joined[-1], self.joined[-2]) if self.turned else self.joined
+
+    @property
+    def turned(self) -> bool:
+        """Vectors are stored as they are."""
+        return self.transpose and len(self.shapes[0]) >= 2
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A rule for each tensor of the file, and the patterns that they come from."""
+
+    each: tuple[Rule, ...]
+    patterns: Patterns
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self.each)
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+
+def group_sizes(function: Function) -> dict[str, int]:
+    """heads, kv_heads and head_dim, each where all attentions of the function agree on it."""
+    found: dict[str, set[int | None]] = {}
+    for inner in functions(function):
+        for n in inner.nodes:
+            if isinstance(n.op, Attention):
+                sizes = {"heads": n.op.heads, "kv_heads": n.op.kv_heads, "head_dim": n.inputs[0].type.shape[-1].value}
+                for word, size in sizes.items():
+                    found.setdefault(word, set()).add(size)
+    return {word: size for word, (size, *rest) in found.items() if size is not None and not rest}
+
+
+def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Patterns:
+    """The layout's items that hold for the function. Raises LayoutError naming all that is uncovered or does not fit.
+
+    An item holds where its parameters exist. `sizes` are those of `group_sizes`.
+    """
+    params = parameters(function)
+    layers = sorted({int(found[1]) for path in params if (found := re.match(r"layers\.(\d+)\.", path))})
+    held: list[Pattern] = []
+    faults: list[str] = []
+    for item in layout.items:
+        spots: list[int] = []
+        for i in layers if "{i}" in item.name else [0]:
+            targets = [target.format(i=i) for target in item.targets]
+            absent = [target for target in targets if target not in params]
+            if not absent:
+                spots.append(i)
+            elif len(absent) < len(targets):
+                faults.append(f"{item.name.format(i=i)} joins {', '.join(targets)}: no parameter {', '.join(absent)}")
+        if spots:
+            groups, misfit = _groups(item, spots, params, sizes)
+            where = tuple(spots) if "{i}" in item.name else ()
+            faults.extend(misfit)
+            held.append(Pattern(item.name, item.targets, groups, item.axis, item.transpose, where))
+    names, covered = _counted(held)
+    faults.extend(f"two lines of the layout hold for {name}" for name, n in (names + covered).items() if n > 1)
+    faults.extend(f"no tensor of the layout gives {path}" for path in params if path not in covered)
+    tied = {name: target for name, target in layout.tied.items() if name not in names}
+    faults.extend(f"{name} is tied to {to}, which is no parameter" for name, to in tied.items() if to not in params)
+    if faults:
+        raise LayoutError("\n  ".join([f"the layout {layout.name} does not fit:", *faults]))
+    return Patterns(tuple(held), tied, layout.ignored, layout.prefixes)
+
+
+def _counted(held: Iterable[Pattern]) -> tuple[Counter[str], Counter[str]]:
+    """How often each name of the file, and each parameter, is spoken for."""
+    spots = [(pattern, i) for pattern in held for i in pattern.layers or (0,)]
+    names = Counter(pattern.name.format(i=i) for pattern, i in spots)
+    return names, Counter(target.format(i=i) for pattern, i in spots for target in pattern.targets)
+
+
+def _groups(
+    item: Item, spots: list[int], params: Mapping[str, Param], sizes: Mapping[str, int]
+) -> tuple[int, list[str]]:
+    """(The number of groups; why the parameters do not divide into them.)"""
+    word = item.groups
+    if isinstance(word, str) and not sizes.keys() >= {word, "head_dim"}:
+        return 1, [f"{item.name} is packed by {word}, which is no one number here"]
+    groups = sizes[word] if isinstance(word, str) else word
+    unit = groups * (sizes["head_dim"] if isinstance(word, str) else 1)  # a group of heads holds whole heads
+    faults: list[str] = []
+    for i in spots:
+        shapes = {target: params[target].shape for target in (target.format(i=i) for target in item.targets)}
+        across = {(*shape[: item.axis], *shape[item.axis + 1 :]) for shape in shapes.values()}
+        if len(across) > 1 or any(len(shape) <= item.axis or shape[item.axis] % unit for shape in shapes.values()):
+            parts = ", ".join(f"{target} {shape}" for target, shape in shapes.items())
+            faults.append(f"{item.name.format(i=i)}: no {groups} groups along axis {item.axis} of {parts}")
+    return groups, faults
+
+
+def rules(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Rules:
+    """The layout expanded, every parameter of the function in exactly one rule. Raises what `patterns` raises."""
+    params, held = parameters(function), patterns(layout, function, sizes)
+    made: list[Rule] = []
+    for p in held:
+        for i in p.layers or (0,):
+            targets = tuple(target.format(i=i) for target in p.targets)
+            shapes = tuple(params[target].shape for target in targets)
+            made.append(Rule(p.name.format(i=i), targets, p.groups, p.axis, p.transpose, shapes))
+    return Rules(tuple(made), held)
+
+
+def pack(rules: Rules, params: Mapping[str, Array]) -> dict[str, Array]:
+    """Parameters by path to the file's tensors by name: the inverse of `unpack`."""
+    wanted = {target: shape for rule in rules for target, shape in zip(rule.targets, rule.shapes, strict=True)}
+    if faults := [*_misfits(wanted, params), *_extra(name for name in params if name not in wanted)]:
+        raise CheckpointError("\n  ".join(["the parameters do not fit the layout:", *faults]))
+    return {rule.name: _joined(rule, [params[target] for target in rule.targets]) for rule in rules}
+
+
+def _joined(rule: Rule, parts: list[Array]) -> Array:
+    whole = parts[0]
+    if len(parts) > 1:
+        grouped = [_grouped(part, rule) for part in parts]
+        whole = np.concatenate(grouped, axis=rule.axis + 1).reshape(rule.joined)
+    return np.swapaxes(whole, -1, -2) if rule.turned else whole
+
+
+def _grouped(array: Array, rule: Rule) -> Array:
+    shape = array.shape
+    return array.reshape(*shape[: rule.axis], rule.groups, -1, *shape[rule.axis + 1 :])
+
+
+def unpack(rules: Rules, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """A checkpoint's tensors by name to parameters by path. Every tensor is consumed, tied or ignored.
+
+    Raises CheckpointError listing all that is missing, extra, of another shape, or unlike what it is tied to.
+    """
+    held = rules.patterns
+    prefix = max(held.prefixes or ("",), key=lambda p: sum(held.spelled(rule.name, p) in tensors for rule in rules))
+    named = {held.spelled(rule.name, prefix): rule for rule in rules}
+    tied = {held.spelled(name, prefix): target for name, target in held.tied.items()}
+    shapes = {name: rule.shape for name, rule in named.items()}
+    faults = [*_misfits(shapes, tensors), *_extra(_left(tensors, {*named, *tied}, held, prefix))]
+    params: dict[str, Array] = {}
+    for name, rule in named.items():
+        if name in tensors and tensors[name].shape == rule.shape:
+            params.update(zip(rule.targets, _parted(rule, tensors[name]), strict=True))
+    for name, target in tied.items():
+        if name in tensors and target in params and not np.array_equal(tensors[name], params[target]):
+            faults.append(f"untied: {name} differs from {target}, which it is tied to")
+    if faults:
+        raise CheckpointError("\n  ".join(["the checkpoint does not fit the layout:", *faults]))
+    return params
+
+
+def _parted(rule: Rule, array: Array) -> list[Array]:
+    whole = np.swapaxes(array, -1, -2) if rule.turned else array
+    if len(rule.targets) == 1:
+        return [whole]
+    ends = np.cumsum([shape[rule.axis] // rule.groups for shape in rule.shapes])
+    parts = np.split(_grouped(whole, rule), ends[:-1], axis=rule.axis + 1)
+    return [part.reshape(shape) for part, shape in zip(parts, rule.shapes, strict=True)]
+
+
+def _left(tensors: Iterable[str], known: set[str], held: Patterns, prefix: str) -> Iterator[str]:
+    """What no rule, tie or reason to ignore speaks of."""
+    spelled = (re.escape(held.spelled(name, prefix)).replace(r"\{i\}", "[0-9]+") for name in held.ignored)
+    ignored = re.compile("|".join(spelled) or "(?!)")
+    return (name for name in tensors if name not in known and not ignored.fullmatch(name))
+
+
+def _misfits(wanted: Mapping[str, Shape], got: Mapping[str, Array]) -> Iterator[str]:
+    for name, shape in wanted.items():
+        if name not in got:
+            yield f"missing: {name} {shape}"
+        elif got[name].shape != shape:
+            yield f"misshapen: {name} is {got[name].shape}, expected {shape}"
+        elif got[name].dtype.kind != "f":
+            yield f"misshapen: {name} holds {got[name].dtype}, expected floating-point numbers"
+
+
+def _extra(names: Iterable[str]) -> Iterator[str]:
+    return (f"extra: {shown(name)}" for name in names)
+
+
+def random_parameters(function: Function, seed: int) -> dict[str, Array]:
+    """Every parameter random and none exactly 0 or 1: weights under which a wrong block shows.
+
+    The numbers are float32 ones, so that every backend reads the same, and come as float64. They depend on the path
+    and the seed alone; RandomState is the generator whose stream NumPy has promised not to change.
+    """
+    return {path: _random(param, zlib.crc32(path.encode()) ^ seed) for path, param in parameters(function).items()}
+
+
+def _random(param: Param, seed: int) -> Array:
+    normal = np.random.RandomState(seed & 0xFFFFFFFF).standard_normal(param.shape)
+    if param.role in ("matrix", "table"):
+        drawn = normal / math.sqrt(param.shape[-1])
+    else:
+        drawn = param.neutral + 0.3 * normal
+    rounded = drawn.astype(np.float32).astype(np.float64)
+    return np.where((rounded == 0) | (rounded == 1), 0.25, rounded)

@@ -1,0 +1,10 @@
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def with_prefix(tensors: dict[str, T], prefix: str, but: tuple[str, ...]) -> dict[str, T]:
+    """The tensors under the names of a file that has the prefix, whether this one has it or not."""
+    if any(name.startswith(prefix) for name in tensors):
+        return tensors
+    return {name if name in but else prefix + name: read for name, read in tensors.items()}
