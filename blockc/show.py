@@ -15,6 +15,7 @@ import yaml
 from blockc.algebra import Decoder, canonical
 from blockc.report import Block, LayerSizes, Report
 from blockc.report.drawing import draw
+from blockc.report.expect import alike, laid
 from blockc.spec import Spec
 
 Row = Sequence[str]
@@ -27,14 +28,15 @@ def text(spec: Spec, decoder: Decoder, report: Report) -> str:
     """One model: its blocks, their matrices, then parameters, FLOPs and memory."""
     parts = [_title(spec, report)]
     for block in report.matrices:
-        parts += [_block_title(block, report), _indented(draw(_layer(decoder, block))), _legend(block), _matrices(block)]
+        drawn = _indented(draw(_layer(decoder, block)))
+        parts += [_block_title(block, report), drawn, _legend(block), _matrices(block)]
     parts += [_parameters(report), _flops(report), _memory(report)]
     return "\n\n".join(parts) + "\n"
 
 
 def rows(reports: Sequence[Report]) -> str:
     """Several models: a row each."""
-    head = ("", "layers", "width", "parameters", "weights", "cache/token", "cache", "FLOPs/token", "attention", "equal at")
+    head = ("", "layers", "width", "parameters", "weights", "cache/token", "cache", "FLOPs/token", "share", "equal at")
     body = [
         (
             r.name,
@@ -42,7 +44,7 @@ def rows(reports: Sequence[Report]) -> str:
             f"{r.width:,}",
             f"{r.parameters.total:,}",
             size(r.memory.weights),
-            f"{r.kv_cache.bytes_per_token:,} B",
+            f"{r.kv_cache.bytes_per_token:,}",
             size(r.memory.kv_cache),
             _unit(r.flops.per_token, "FLOP", 1000),
             f"{r.flops.attention_share:.1%}",
@@ -94,21 +96,18 @@ def _title(spec: Spec, report: Report) -> str:
 
 
 def _block_title(block: Block, report: Report) -> str:
-    count = sum(block.kinds.values())
-    title = f"The block of {'every layer' if count == report.depth else _layers(count)}"
-    named = len(block.kinds) > 1 or count < report.depth or any(kind in report.windows for kind in block.kinds)
-    if not named:
-        return title
-    return f"{title}: " + ", ".join(_kind(kind, n, report) for kind, n in block.kinds.items())
+    kinds, count = list(block.kinds), sum(block.kinds.values())
+    if len(kinds) > 1:
+        each = ", ".join(f"{n:,} {kind}{_windows(kind, report)}" for kind, n in block.kinds.items())
+        return f"The block of {'every layer' if count == report.depth else laid(kinds, report.layers)}: {each}"
+    if count == report.depth:
+        return f"The block of every layer{_windows(kinds[0], report)}"
+    return f"The block of {laid(kinds, report.layers)}{_windows(kinds[0], report)}"
 
 
-def _layers(n: int) -> str:
-    return f"{n:,} layer{'' if n == 1 else 's'}"
-
-
-def _kind(kind: str, count: int, report: Report) -> str:
+def _windows(kind: str, report: Report) -> str:
     windows = report.windows.get(kind, ())
-    return f"{count} {kind}" + (f" (window {' and '.join(f'{w:,}' for w in windows)})" if windows else "")
+    return f" (window {' and '.join(f'{w:,}' for w in windows)})" if windows else ""
 
 
 def _layer(decoder: Decoder, block: Block) -> Any:
@@ -134,12 +133,11 @@ def _matrices(block: Block) -> str:
 
 def _parameters(report: Report) -> str:
     p = report.parameters
-    alike: dict[LayerSizes, int] = {}
-    for kind, sizes in p.per_kind.items():
-        alike[sizes] = alike.get(sizes, 0) + report.layers[kind]
     lines: list[Row] = [(name, f"{n:,}", "") for name, n in p.before_layers.items()]
-    for sizes, count in alike.items():
-        lines.append((_layers(count), f"{count * sizes.total:,}", f"{sizes.total:,} each"))
+    for sizes, kinds in alike(p).items():
+        count = sum(report.layers[kind] for kind in kinds)
+        each = f"{sizes.total:,} each" if count > 1 else ""
+        lines.append((laid(kinds, report.layers), f"{count * sizes.total:,}", each))
         lines += _layer_lines(sizes)
     lines += [(name, f"{n:,}", "") for name, n in p.after_layers.items()]
     total = "" if p.active == p.total else f"{p.active:,} active for one token"
@@ -158,12 +156,12 @@ def _layer_lines(sizes: LayerSizes) -> list[Row]:
 
 def _flops(report: Report) -> str:
     f, context = report.flops, f"{report.context:,}"
-    reached = "less than they at any" if f.crossover is None else f"as much as they from {f.crossover:,} tokens on"
+    reached = "less at every context" if f.crossover is None else f"as much as they from {f.crossover:,} tokens on"
     lines = [
-        ("matmuls", f.matmul_per_token, "2 for each entry of a matrix; the head is in, the look-up is not"),
+        ("matmuls", f.matmul_per_token, "2 an entry of each matrix; head in, look-up out"),
         ("attention", f.attention_per_token, f"{f.attention_share:.1%} of the matmuls; {reached}"),
         ("one token", f.per_token, f"the last one of {context}"),
-        ("prefill", f.prefill, f"{context} tokens, each with those before it"),
+        ("prefill", f.prefill, f"{context} tokens, each with all that it sees"),
         ("training", f.train_per_token, "a token, there and back: 3 times"),
     ]
     shown = [(name, f"{n:,}", _unit(n, "FLOP", 1000), note) for name, n, note in lines]
@@ -174,15 +172,17 @@ def _memory(report: Report) -> str:
     m, cache, activations = report.memory, report.kv_cache, report.memory.activations
     each = cache.bytes_per_token_per_layer
     a_layer = f", {each:,} a layer" if each is not None else ""
+    kept = f"{cache.bytes_per_token:,} a token{a_layer}; {_ratio(m.kv_cache, m.weights)} the weights"
     lines = [
         ("weights", m.weights, _devices(report)),
-        ("cache", m.kv_cache, f"{cache.bytes_per_token:,} a token{a_layer}; {_ratio(m.kv_cache, m.weights)} the weights"),
+        ("cache", m.kv_cache, kept if m.kv_cache else "every layer computes all tokens anew"),
     ]
     if cache.bytes.ring_buffer != cache.bytes.kept_by_graph:
-        lines.append(("cache in ring buffers", cache.bytes.ring_buffer, "no more than each window; the graph keeps all"))
+        lines.append(("  in ring buffers", cache.bytes.ring_buffer, "no more than each window; the graph keeps all"))
+    scores = f"attention not fused: {size(activations.scores_materialised)} of scores"
     lines += [
-        ("activations, attention fused", activations.peak, f"peak of a prefill, at {activations.peak_at}"),
-        ("activations, scores written", activations.peak_materialised, f"{size(activations.scores_materialised)} of them scores"),
+        ("activations", activations.peak, f"attention fused; peak at {activations.peak_at}"),
+        ("  with scores", activations.peak_materialised, scores),
         ("logits", activations.logits, "of every token of a prefill"),
     ]
     shown = [(name, f"{n:,}", size(n), binary(n), note) for name, n, note in lines]
@@ -210,7 +210,10 @@ def _notes(reports: Sequence[Report]) -> list[str]:
     settings = dict.fromkeys(f"{r.dtype} at batch {r.batch:,}" for r in reports)
     contexts = dict.fromkeys(f"{r.context:,}" for r in reports)
     at = f"a context of {next(iter(contexts))}" if len(contexts) == 1 else "each model's own context"
-    return [f"In {', '.join(settings)} and {at}. Attention as a share of the matmuls, and the context at which it is as much."]
+    return [
+        f"In {', '.join(settings)} and {at}; cache/token in bytes.",
+        "share: attention as a share of the matmuls; equal at: the context from which it is as much as they.",
+    ]
 
 
 # Units and tables
@@ -242,7 +245,7 @@ def _section(title: str, lines: Sequence[Row], columns: str = "<><") -> str:
 
 def _table(lines: Sequence[Row], columns: str) -> list[str]:
     """Columns two blanks apart, to the left (<) or to the right (>)."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(columns))]
     return [
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, columns, widths, strict=True)).rstrip()
         for line in lines

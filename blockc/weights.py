@@ -62,7 +62,7 @@ class Patterns:
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of the file: its targets, each viewed as [groups, n / groups] along the axis, joined group by group."""
+    """One tensor of the file: its targets, each seen as [groups, n / groups] along the axis, joined group by group."""
 
     name: str
     targets: tuple[str, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blockc.ir import Function
 from blockc.spec import Spec
@@ -19,34 +19,46 @@ class Loading:
     helpers: tuple[str, ...]
     of: str
     names: tuple[Pattern, ...] = ()
-    tied: tuple[tuple[str, str], ...] = ()
+    tied: dict[str, str] = field(default_factory=dict[str, str])
     ignored: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     layers: int = 1
 
     @property
+    def single(self) -> tuple[Pattern, ...]:
+        return tuple(row for row in self.names if len(row.targets) == 1)
+
+    @property
+    def joined(self) -> tuple[Pattern, ...]:
+        return tuple(row for row in self.names if len(row.targets) > 1)
+
+    @property
     def unprefixed(self) -> tuple[str, ...]:
         """The names that never bear the prefix."""
-        return tuple(n for n in (*(p.name for p in self.names), *dict(self.tied)) if not n.startswith(self.prefixes))
+        return tuple(n for n in (*(p.name for p in self.names), *self.tied) if not n.startswith(self.prefixes))
+
+
+_COPYING = ("check_names", "fitting")
 
 
 def loading(spec: Spec, function: Function) -> Loading:
     """Raises LayoutError where the spec's layout does not fit its parameters."""
-    common = ("open_tensors", "check_names", "fitting")
+    common = ("open_tensors",)
     if spec.top.checkpoint is None:
-        return Loading("torch/load_own.j2", "torch/no_table.j2", (*common, "copy_own"), "under the names of its parameters")
+        return Loading("torch/load_own.j2", "torch/no_table.j2", (*common, *_COPYING, "copy_own"), "under the names of its parameters")
     held = patterns(layout(spec.top.checkpoint), function, group_sizes(function))
     packed = any(len(p.targets) > 1 or p.groups > 1 or p.transpose for p in held)
     prefixes = tuple(prefix for prefix in held.prefixes if prefix)
     word = "packed" if packed else "renamed"
-    helpers = (*common, f"copy_{word}", *(["without_ignored"] if held.ignored else []), *(["with_prefix"] if prefixes else []))
+    naming = (*(["with_prefix"] if prefixes else []), *(["without_ignored"] if held.ignored else []))
+    helpers = (*common, *naming, *_COPYING, f"copy_{word}")
     return Loading(
         f"torch/load_{word}.j2",
         f"torch/table_{word}.j2",
         helpers,
         f"in the layout of {spec.top.checkpoint}",
         tuple(_rows(held, spec.top.depth)),
-        tuple(held.tied.items()),
+        dict(held.tied),
         tuple(held.ignored),
         prefixes,
         spec.top.depth,

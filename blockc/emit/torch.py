@@ -81,13 +81,12 @@ def emit(function: Function, *, name: str, summary: str, load: Loading, init: fl
     pasts = [n for n in root.inputs if _is_past(n)]
     body = _Body(root)
     reads = _reads(root)
-    own = ["next_token_loss" if pasts else "token_loss", *load.helpers, *(["query_positions"] if reads else [])]
-    helpers = _helpers(function, own)
+    helpers = _helpers(function, ["next_token_loss" if pasts else "token_loss", *(["query_positions"] if reads else [])])
     return _environment().get_template(f"torch/{'cached' if pasts else 'plain'}.py.j2").render(
         name=name,
         summary=summary,
         total=sum(param.size for param in parameters(function).values()),
-        imports=_imports(helpers),
+        imports=_imports([*helpers, *load.helpers]),
         helpers=[_definition(helper) for helper in helpers],
         classes=[_class(f) for f in inner],
         root=Class("Model", summary, tuple(_declarations(root)), (), tuple(body.steps), (body[root.outputs[0][1]],), reads),
@@ -95,6 +94,7 @@ def emit(function: Function, *, name: str, summary: str, load: Loading, init: fl
         ties=list(_ties(root)),
         cache=_cache_shapes(root, pasts),
         load=load,
+        loading=[_definition(helper) for helper in load.helpers],
         init=_init(function, init),
     )
 
@@ -276,8 +276,7 @@ def _rank(helper: str) -> int:
     order = [
         "offset_rms_norm", "query_positions", "key_positions", "visible", "visible_within", "visible_both_ways",
         "sinusoidal", "rotary_frequencies", "llama3_scaling", "still_pairs", "rotary_table", "rotate", "rotate_first",
-        "grouped", "softcap_attention", "take_token", "next_token_loss", "token_loss", "open_tensors", "with_prefix", "without_ignored",
-        "check_names", "fitting", "copy_own", "copy_renamed", "copy_packed",
+        "grouped", "softcap_attention", "take_token", "next_token_loss", "token_loss",
     ]  # fmt: skip
     return order.index(helper)
 
@@ -297,10 +296,16 @@ def _definition(name: str) -> str:
     return _helper(name)[1]
 
 
-def _imports(helpers: Sequence[str]) -> list[str]:
-    """What the helpers import beside torch, which every model imports."""
+def _imports(helpers: Sequence[str]) -> dict[str, Any]:
+    """What the helpers import beside torch, which every model imports: whole modules, and names by module."""
     lines = {line for helper in helpers for line in _helper(helper)[0] if " torch" not in line}
-    return sorted(lines, key=lambda line: (line.startswith("from"), line))
+    parts: dict[str, set[str]] = {"typing": {"NamedTuple"}}
+    for line in lines:
+        if line.startswith("from "):
+            module, _, names = line.removeprefix("from ").partition(" import ")
+            parts.setdefault(module, set()).update(names.split(", "))
+    whole = sorted(line.removeprefix("import ") for line in lines if line.startswith("import "))
+    return {"whole": whole, "parts": [(module, sorted(names)) for module, names in sorted(parts.items())]}
 
 
 def _templates() -> Path:

@@ -58,5 +58,5 @@ class Mlp(Part):
         else:
             hidden = apply(act, into("up"), name="activated", place=place)
         down = apply(Linear(self.width, scope.width, "down" in self.bias), hidden, name="down", place=place)
-        formula = "down(act(gate x) * up x)" if gated else "down(act(up x))"
-        return scope.call(inner.close("MLP", down, f"{formula}, {self.width} wide"), x, name=label, place=place)
+        formula = f"down({act.name}(gate x) * up x)" if gated else f"down({act.name}(up x))"
+        return scope.call(inner.close("MLP", down, f"{formula}, {self.width} wide."), x, name=label, place=place)

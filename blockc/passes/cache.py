@@ -81,6 +81,7 @@ class _Rewrite:
         self.new: dict[Value, Value] = {
             old[0]: new[0] for old, new in zip(function.inputs, self.inputs, strict=True)
         }
+        self.taken = {n.name for n in (*function.inputs, *function.nodes)}
         self.held: list[_Held] = []
         self.presents: list[tuple[str, Value]] = []
 
@@ -100,7 +101,7 @@ class _Rewrite:
             past = self.past(n, _Held(state.name, new.type.with_axis(state.axis, P), owner))
             extended = apply(Extend(), past, new, name=self.name(n, state.name), place=n.place)
             operands[state.operand] = extended
-            self.presents.append((self.name(n, state.name), extended))
+            self.present(n, state.name, extended)
         return n.remade(inputs=tuple(operands))
 
     def call(self, n: Node, inputs: tuple[Value, ...]) -> Node:
@@ -109,17 +110,23 @@ class _Rewrite:
         pasts = [self.past(n, replace(h, owner=base + h.owner)) for h in states]
         made = n.remade(op=Call(inner), inputs=(*inputs, *pasts))
         for i, h in enumerate(states):
-            self.presents.append((self.name(n, h.name), made[len(n.types) + i]))
+            self.present(n, h.name, made[len(n.types) + i])
         return made
 
     def past(self, n: Node, held: _Held) -> Value:
         """A new input for what an earlier call returned."""
         made = Node(Input(held.past, past=True), (), self.name(n, f"past_{held.name}"))
+        self.taken.add(made.name)
         self.inputs.append(made)
         self.held.append(held)
         return made[0]
 
+    def present(self, n: Node, state: str, value: Value) -> None:
+        """A new output for what a later call will need."""
+        name = self.name(n, state)
+        self.taken.add(name)
+        self.presents.append((name, value))
+
     def name(self, n: Node, name: str) -> str:
         """Short where it is free; after the node that it belongs to where a function holds several. Unique at the root."""
-        taken = {m.name for m in (*self.inputs, *self.old.nodes)} | {known for known, _ in self.presents}
-        return f"{n.name}_{name}" if self.top or name in taken else name
+        return f"{n.name}_{name}" if self.top or name in self.taken else name

@@ -38,6 +38,11 @@ class Row:
     def holds(self) -> bool:
         return bool(self.error <= self.tolerance)
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        end = "ok" if self.holds else f"WRONG, first at {self.differs}" if self.differs else "WRONG"
+        return (self.backend, self.variant, self.dtype, f"{self.error:.1e}", f"{self.agreement:.0%}", f"{self.tolerance:.0e}", end)
+
 
 @dataclass(frozen=True)
 class Proof:
@@ -68,15 +73,25 @@ class Proof:
             )
         if self.missing:
             return f"not proved: {', '.join(f'{what} {why}' for what, why in self.missing.items())}"
-        backends = list(dict.fromkeys(row.backend for row in self.rows))
+        backends = list(dict.fromkeys(row.backend.partition(",")[0] for row in self.rows))
         worst = max(row.error for row in self.rows)
         return (
             f"proved: {' = '.join(backends)} on {self.name}, {len(self.rows)} runs, largest error {worst:.1e} of the logits' "
             f"spread (tolerance {TOLERANCE['float32']:.0e})"
         )
 
+    def table(self) -> str:
+        """The golden matrix as text, and the line that sums it up."""
+        head = ("backend", "variant", "dtype", "max error", "argmax", "tolerance", "")
+        lines = [head, *(row.cells for row in self.rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        texts = ["  ".join(f"{cell:{w}}" for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+        absent = [f"{package}: {why}, not run" for package, why in self.missing.items()]
+        return "\n".join([*texts, *absent, self.line])
+
     def data(self) -> dict[str, Any]:
-        rows = [{**asdict(row), "holds": row.holds} for row in self.rows]
+        """As JSON has it, which knows no infinity."""
+        rows = [{**asdict(row), "error": row.error if np.isfinite(row.error) else None, "holds": row.holds} for row in self.rows]
         return {"name": self.name, "holds": self.holds, "complete": self.complete, "missing": self.missing, "rows": rows}
 
 

@@ -32,14 +32,14 @@ def _compared(spec: Spec, report: Report) -> Iterator[tuple[str, str, str, str]]
     expect, counted = spec.top.expect, report.parameters
     assert expect is not None
     if expect.parameters is not None:
-        yield "parameters", f"{expect.parameters:,}", f"{counted.total:,}", parts(counted, report.layers)
+        yield "parameters", f"{expect.parameters}", f"{counted.total}", parts(counted, report.layers)
     if expect.active_parameters is not None:
-        yield "active_parameters", f"{expect.active_parameters:,}", f"{counted.active:,}", parts(counted, report.layers)
+        yield "active_parameters", f"{expect.active_parameters}", f"{counted.active}", parts(counted, report.layers)
     if expect.kv_values_per_token is not None:
         cache, number = report.kv_cache, report.number
         by_kind = {kind: each // number for kind, each in cache.bytes_per_token_per_kind.items()}
-        shown = " + ".join(f"{_times([kind], report.layers)} x {each:,}" for kind, each in by_kind.items())
-        yield "kv_values_per_token", f"{expect.kv_values_per_token:,}", f"{cache.values_per_token:,}", shown
+        shown = " + ".join(f"{laid([kind], report.layers)} x {each:,}" for kind, each in by_kind.items())
+        yield "kv_values_per_token", f"{expect.kv_values_per_token}", f"{cache.values_per_token}", shown
     if expect.layers is not None:
         yield "layers", _kinds(expect.layers), _kinds(report.layers), ""
 
@@ -47,10 +47,7 @@ def _compared(spec: Spec, report: Report) -> Iterator[tuple[str, str, str, str]]
 def parts(counted: Parameters, layers: Mapping[str, int]) -> str:
     """embedding + n layers x (attention + mlp + norms) + final norm + head"""
     before = (f"{name} {size:,}" for name, size in counted.before_layers.items())
-    alike: dict[LayerSizes, list[str]] = {}
-    for kind, sizes in counted.per_kind.items():
-        alike.setdefault(sizes, []).append(kind)
-    inside = (f"{_times(kinds, layers)} x ({_sizes(sizes)})" for sizes, kinds in alike.items())
+    inside = (f"{laid(kinds, layers)} x ({_sizes(sizes)})" for sizes, kinds in alike(counted).items())
     after = (f"{name} {size:,}" for name, size in counted.after_layers.items())
     return " + ".join((*before, *inside, *after))
 
@@ -60,11 +57,19 @@ def _sizes(sizes: LayerSizes) -> str:
     return " + ".join(f"{name} {size:,}" for name, size in named if size)
 
 
-def _times(kinds: list[str], layers: Mapping[str, int]) -> str:
+def alike(counted: Parameters) -> dict[LayerSizes, list[str]]:
+    """The kinds of layers by their sizes."""
+    found: dict[LayerSizes, list[str]] = {}
+    for kind, sizes in counted.per_kind.items():
+        found.setdefault(sizes, []).append(kind)
+    return found
+
+
+def laid(kinds: list[str], layers: Mapping[str, int]) -> str:
     """32 layers, or 21 local layers where there are others."""
     n = sum(layers[kind] for kind in kinds)
     named = "" if len(kinds) == len(layers) else " and ".join(kinds) + " "
-    return f"{n} {named}layer{'' if n == 1 else 's'}"
+    return f"{n:,} {named}layer{'' if n == 1 else 's'}"
 
 
 def _kinds(layers: Mapping[str, int]) -> str:

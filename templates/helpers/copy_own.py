@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .check_names import check_names
+from .fitting import fitting
 
 
 @torch.no_grad()

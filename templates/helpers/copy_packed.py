@@ -11,17 +11,17 @@ from .fitting import fitting
 def copy_packed(
     model: nn.Module,
     tensors: dict[str, Callable[[], Tensor]],
-    rows: list[tuple[str, tuple[str, ...], int, bool]],
+    rows: list[tuple[str, list[str], int, bool]],
     tied: dict[str, str],
     layers: int,
 ) -> None:
-    """Fills the model through rows of (name in the file, parameters packed in it, groups, transposed); {i} counts layers.
+    """Fills the model through rows of (name in the file, parameters packed in it, groups, transposed).
 
-    Within each of the groups the parameters' rows follow one another: groups 1 is stacked, groups heads is head by head.
+    Within each group the parameters' rows follow one another: groups 1 is stacked, groups heads is head by head.
     """
     parameters = dict(model.named_parameters())
     table = {
-        name.format(i=i): (tuple(to.format(i=i) for to in targets), groups, transposed)
+        name.format(i=i): ([to.format(i=i) for to in targets], groups, transposed)
         for name, targets, groups, transposed in rows
         for i in range(layers)
     }

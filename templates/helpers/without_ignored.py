@@ -1,10 +1,8 @@
 import re
-from typing import TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
-def without_ignored(tensors: dict[str, T], ignored: tuple[str, ...]) -> dict[str, T]:
+def without_ignored(tensors: dict[str, Any], ignored: tuple[str, ...]) -> dict[str, Any]:
     """The tensors less those known to be without effect; {i} stands for any layer."""
     patterns = [re.compile(re.escape(name).replace(r"\{i\}", r"\d+")) for name in ignored]
     return {name: read for name, read in tensors.items() if not any(p.fullmatch(name) for p in patterns)}

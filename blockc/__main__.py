@@ -1,0 +1,5 @@
+"""python -m blockc"""
+
+from blockc.cli import main
+
+main()

@@ -1,0 +1,307 @@
+"""For each spec the same model by another hand: its twin's numbers, the same random parameters, logits for tokens.
+
+Configurations are written out here from the twin's resolved keys, so that no code of the compiler says what they mean; only
+the names under which a family stores its weights come from the checkpoint layout. All run in float64, though transformers
+computes its norms and rotary angles in float32 whatever the model's type.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from blockc.compile import Compiled, compiled
+from blockc.ops import Array
+from blockc.shrink import shrink
+from blockc.source import parse
+from blockc.spec import Spec, from_tree, load, resolved
+from blockc.weights import group_sizes, layout, pack, random_parameters, rules
+
+SPECS = Path(__file__).parent.parent.parent / "specs"
+Keys = Mapping[str, Any]
+Params = Mapping[str, Array]
+Logits = Callable[[Array], Array]  # tokens (B, S) -> (B, S, vocab)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """How another library builds the model of a spec's keys, and how close float64 on both sides comes."""
+
+    library: str
+    build: Callable[[Keys, Compiled, Params], Logits]
+    closeness: float  # of the logits' standard deviation
+    seed: int
+
+    @property
+    def version(self) -> str:
+        return version(self.library)
+
+    def params(self, twin: Compiled) -> dict[str, Array]:
+        return random_parameters(twin.function, self.seed)
+
+    def logits(self, twin: Compiled) -> Logits:
+        return self.build(resolved(twin.spec), twin, self.params(twin))
+
+
+def twin(name: str) -> Compiled:
+    """The spec's twin; where it has heads wider together than its stream, which GPT-NeoX cannot say, with fewer of them."""
+    spec = shrink(load(SPECS / f"{name}.yaml"))
+    keys = resolved(spec)
+    a, width = keys["attention"], keys["width"]
+    if OUTSIDE[name].build is gpt_neox and a["heads"] * a["head_dim"] != width:
+        heads = width // a["head_dim"]
+        spec = spec_of({**keys, "attention": {**a, "heads": heads, "kv_heads": heads}})
+    return compiled(spec)
+
+
+def spec_of(keys: Keys) -> Spec:
+    """The spec that says these keys."""
+    import yaml
+
+    return from_tree(parse(yaml.safe_dump(dict(keys), sort_keys=False), f"{keys['name']}.yaml"))
+
+
+# transformers
+
+
+def transformers_model(config: Any, packed: Params, dtype: torch.dtype = torch.float64) -> Any:
+    """The library's model, read from a checkpoint as one downloads it: nothing missing, nothing left over.
+
+    Attention is eager, since sdpa leaves out Gemma's cap.
+    """
+    import transformers
+    from safetensors.numpy import save_file
+
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory(prefix="outside-") as folder:
+        save_file({n: np.ascontiguousarray(a, np.float32) for n, a in packed.items()}, f"{folder}/model.safetensors")
+        config.save_pretrained(folder)
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager", local_files_only=True, output_loading_info=True
+        )
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
+    return model.eval()
+
+
+def _run(model: Any) -> Logits:
+    def logits(tokens: Array) -> Array:
+        with torch.no_grad():
+            return model(input_ids=torch.from_numpy(tokens)).logits.numpy()
+
+    return logits
+
+
+def packed(family: str, twin: Compiled, params: Params) -> dict[str, Array]:
+    sizes = group_sizes(twin.function)
+    return pack(rules(layout(family), twin.function, sizes), params)
+
+
+def gpt2_config(keys: Keys) -> Any:
+    from transformers import GPT2Config
+
+    a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
+    assert keys["positions"] == {"type": "learned"} and keys["head"] == {"tied": True}
+    assert a["heads"] == a["kv_heads"] and a["scale"] == a["head_dim"] ** -0.5
+    assert mlp["type"] == "gelu_tanh" and (norm["type"], norm["placement"]) == ("layer", "pre")
+    return GPT2Config(
+        vocab_size=keys["vocab"], n_positions=keys["context"], n_embd=keys["width"], n_layer=keys["depth"], n_head=a["heads"],
+        n_inner=mlp["width"], activation_function="gelu_new", layer_norm_epsilon=norm["eps"], tie_word_embeddings=True,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+
+
+def gpt2(keys: Keys, twin: Compiled, params: Params) -> Logits:
+    return _run(transformers_model(gpt2_config(keys), packed("gpt2", twin, params)))
+
+
+def _rope(rope: Keys) -> dict[str, Any]:
+    assert rope["pairing"] == "half"
+    scaling = rope.get("scaling")
+    if scaling is None:
+        return {"rope_type": "default", "rope_theta": rope["theta"]}
+    assert scaling["type"] == "llama3"
+    return {
+        "rope_type": "llama3", "rope_theta": rope["theta"], "factor": scaling["factor"],
+        "low_freq_factor": scaling["low_freq_factor"], "high_freq_factor": scaling["high_freq_factor"],
+        "original_max_position_embeddings": scaling["original"],
+    }  # fmt: skip
+
+
+def llama_config(keys: Keys) -> Any:
+    from transformers import LlamaConfig
+
+    a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
+    assert keys["positions"] == "none" and not a["bias"] and a["scale"] == a["head_dim"] ** -0.5
+    assert mlp["type"] == "swiglu" and (norm["type"], norm["placement"]) == ("rms", "pre")
+    return LlamaConfig(
+        vocab_size=keys["vocab"], hidden_size=keys["width"], num_hidden_layers=keys["depth"], intermediate_size=mlp["width"],
+        num_attention_heads=a["heads"], num_key_value_heads=a["kv_heads"], head_dim=a["head_dim"], hidden_act="silu",
+        max_position_embeddings=keys["context"], rms_norm_eps=norm["eps"], tie_word_embeddings=keys["head"]["tied"],
+        attention_bias=False, mlp_bias=False, rope_parameters=_rope(a["rope"]),
+    )  # fmt: skip
+
+
+def llama(keys: Keys, twin: Compiled, params: Params) -> Logits:
+    return _run(transformers_model(llama_config(keys), packed("llama", twin, params)))
+
+
+def gpt_neox_config(keys: Keys) -> Any:
+    from transformers import GPTNeoXConfig
+
+    a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
+    assert a["heads"] == a["kv_heads"] and mlp["type"] == "gelu" and norm["placement"] == "parallel_two"
+    return GPTNeoXConfig(
+        vocab_size=keys["vocab"], hidden_size=keys["width"], num_hidden_layers=keys["depth"], num_attention_heads=a["heads"],
+        intermediate_size=mlp["width"], hidden_act="gelu", max_position_embeddings=keys["context"],
+        layer_norm_eps=norm["eps"], use_parallel_residual=True, attention_bias=True, tie_word_embeddings=False,
+        rope_parameters={**_rope(a["rope"]), "partial_rotary_factor": a["rope"]["dims"] / a["head_dim"]},
+    )  # fmt: skip
+
+
+def gpt_neox(keys: Keys, twin: Compiled, params: Params) -> Logits:
+    return _run(transformers_model(gpt_neox_config(keys), packed("gpt-neox", twin, params)))
+
+
+def gemma2_config(keys: Keys) -> Any:
+    from transformers import Gemma2Config
+
+    a, mlp, norm, layers = keys["attention"], keys["mlp"], keys["norm"], keys["layers"]
+    assert keys["embedding"] == {"scale": "sqrt_width"} and (norm["offset"], norm["placement"]) == (1, "sandwich")
+    assert layers["pattern"] == ["local", "global"] and layers["kinds"]["global"] == {"attention": {"window": "none"}}
+    activation = {"geglu_tanh": "gelu_pytorch_tanh", "geglu": "gelu"}[mlp["type"]]
+    return Gemma2Config(
+        vocab_size=keys["vocab"], hidden_size=keys["width"], num_hidden_layers=keys["depth"], intermediate_size=mlp["width"],
+        num_attention_heads=a["heads"], num_key_value_heads=a["kv_heads"], head_dim=a["head_dim"],
+        hidden_activation=activation, max_position_embeddings=keys["context"], rms_norm_eps=norm["eps"],
+        tie_word_embeddings=True, query_pre_attn_scalar=round(a["scale"] ** -2), sliding_window=a["window"],
+        layer_types=["sliding_attention", "full_attention"] * (keys["depth"] // 2),
+        attn_logit_softcapping=a["softcap"], final_logit_softcapping=keys["head"]["softcap"], rope_parameters=_rope(a["rope"]),
+    )  # fmt: skip
+
+
+def gemma2(keys: Keys, twin: Compiled, params: Params) -> Logits:
+    return _run(transformers_model(gemma2_config(keys), packed("gemma2", twin, params)))
+
+
+# torch's own encoder layer
+
+
+def encoder_layers(keys: Keys, twin: Compiled, params: Params) -> Logits:
+    """The paper's stack: nn.TransformerEncoderLayer under a causal mask, norms after the sums, a tied head.
+
+    Its attention is replaced by one without biases, since the paper's projections are bare matrices.
+    """
+    a, width = keys["attention"], keys["width"]
+    assert keys["embedding"] == {"scale": "sqrt_width"} and keys["positions"] == {"type": "sinusoidal"}
+    assert (keys["norm"]["placement"], keys["norm"]["final"]) == ("post", False)
+    assert keys["mlp"]["type"] == "relu" and keys["head"] == {"tied": True}
+    stack = nn.ModuleList()
+    for i in range(keys["depth"]):
+        layer = nn.TransformerEncoderLayer(
+            width, a["heads"], dim_feedforward=keys["mlp"]["width"], dropout=0.0, activation="relu",
+            layer_norm_eps=keys["norm"]["eps"], batch_first=True, norm_first=False,
+        )  # fmt: skip
+        layer.self_attn = nn.MultiheadAttention(width, a["heads"], bias=False, batch_first=True)
+        at = {n.removeprefix(f"layers.{i}."): torch.from_numpy(p) for n, p in params.items() if n.startswith(f"layers.{i}.")}
+        names = {
+            "self_attn.out_proj.weight": "attention.o.weight",
+            **{f"linear1.{p}": f"mlp.up.{p}" for p in ("weight", "bias")},
+            **{f"linear2.{p}": f"mlp.down.{p}" for p in ("weight", "bias")},
+            **{f"norm1.{p}": f"attention_post_norm.{p}" for p in ("weight", "bias")},
+            **{f"norm2.{p}": f"mlp_post_norm.{p}" for p in ("weight", "bias")},
+        }
+        qkv = {f"attention.{x}.weight": at[f"attention.{x}.weight"] for x in "qkv"}
+        assert at.keys() == {*names.values(), *qkv}
+        state = {theirs: at[ours] for theirs, ours in names.items()}
+        layer.double().load_state_dict({**state, "self_attn.in_proj_weight": torch.cat(list(qkv.values()))}, strict=True)
+        stack.append(layer.eval())
+    table = torch.from_numpy(params["embedding.weight"])
+
+    def logits(tokens: Array) -> Array:
+        steps = tokens.shape[1]
+        waves = torch.zeros(steps, width, dtype=torch.float64)
+        for place in range(steps):
+            for i in range(width // 2):
+                angle = place / 10000 ** (2 * i / width)
+                waves[place, 2 * i], waves[place, 2 * i + 1] = math.sin(angle), math.cos(angle)
+        hidden = torch.ones(steps, steps, dtype=torch.bool).triu(1)  # True may not be seen
+        with torch.no_grad():
+            x = table[torch.from_numpy(tokens)] * math.sqrt(width) + waves
+            for layer in stack:
+                x = layer(x, src_mask=hidden)
+            return (x @ table.T).numpy()
+
+    return logits
+
+
+# By hand
+
+
+def by_hand(keys: Keys, twin: Compiled, params: Params) -> Logits:
+    """block-4x4 with plain numbers: one token after another, each with its own list of what came before."""
+    assert (keys["positions"], keys["attention"]["heads"], keys["width"]) == ("none", 1, 4)
+    assert keys["norm"] == {"type": "rms", "eps": 1e-6, "placement": "pre", "final": True}
+    assert keys["mlp"]["type"] == "relu" and keys["head"] == {"tied": False}
+    read = set[str]()
+
+    def weight(name: str) -> list[Any]:
+        read.add(name)
+        return params[name].tolist()
+
+    def times(matrix: list[list[float]], vector: list[float]) -> list[float]:
+        return [sum(m * x for m, x in zip(row, vector, strict=True)) for row in matrix]
+
+    def normed(vector: list[float], gain: list[float]) -> list[float]:
+        size = math.sqrt(sum(x * x for x in vector) / len(vector) + 1e-6)
+        return [x / size * g for x, g in zip(vector, gain, strict=True)]
+
+    def attended(query: list[float], seen: list[tuple[list[float], list[float]]]) -> list[float]:
+        scores = [math.exp(sum(a * b for a, b in zip(query, key, strict=True)) / 2) for key, _ in seen]  # sqrt(4) = 2
+        return [sum(s * value[j] for s, (_, value) in zip(scores, seen, strict=True)) / sum(scores) for j in range(4)]
+
+    def sentence(tokens: list[int]) -> list[list[float]]:
+        memory: list[list[tuple[list[float], list[float]]]] = [[] for _ in range(keys["depth"])]
+        rows: list[list[float]] = []
+        for token in tokens:
+            stream = weight("embedding.weight")[token]
+            for i, seen in enumerate(memory):
+                at = f"layers.{i}"
+                x = normed(stream, weight(f"{at}.attention_norm.weight"))
+                q, k, v = (times(weight(f"{at}.attention.{m}.weight"), x) for m in "qkv")
+                seen.append((k, v))
+                written = times(weight(f"{at}.attention.o.weight"), attended(q, seen))
+                stream = [a + b for a, b in zip(stream, written, strict=True)]
+                x = normed(stream, weight(f"{at}.mlp_norm.weight"))
+                inner = [max(0.0, y) for y in times(weight(f"{at}.mlp.up.weight"), x)]
+                written = times(weight(f"{at}.mlp.down.weight"), inner)
+                stream = [a + b for a, b in zip(stream, written, strict=True)]
+            rows.append(times(weight("head.weight"), normed(stream, weight("final_norm.weight"))))
+        assert read == set(params)  # nothing is left unused
+        return rows
+
+    def logits(tokens: Array) -> Array:
+        return np.array([sentence(row) for row in tokens.tolist()])
+
+    return logits
+
+
+OUTSIDE = {
+    "block-4x4": Outside("numpy", by_hand, 1e-12, seed=1),
+    "gemma2-9b": Outside("transformers", gemma2, 5e-6, seed=2),
+    "gpt2": Outside("transformers", gpt2, 1e-11, seed=3),
+    "gpt3-175b": Outside("transformers", gpt2, 1e-11, seed=4),
+    "llama3-70b": Outside("transformers", llama, 5e-6, seed=5),
+    "llama3-8b": Outside("transformers", llama, 5e-6, seed=6),
+    "llama3.1-405b": Outside("transformers", llama, 5e-6, seed=7),
+    "pythia-410m": Outside("transformers", gpt_neox, 5e-6, seed=8),
+    "transformer2017": Outside("torch", encoder_layers, 1e-11, seed=9),
+}
