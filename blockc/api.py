@@ -22,7 +22,7 @@ from blockc.ops import Add, Array
 from blockc.proof import Proof, prove
 from blockc.report import Report, expect_misses, report
 from blockc.shrink import shrink
-from blockc.source import Finding, SpecError
+from blockc.source import Finding, SpecError, finding, key_place
 from blockc.spec import load
 from blockc.weights import LayoutError, group_sizes, layout, patterns, random_parameters
 
@@ -32,18 +32,17 @@ __all__ = ["Built", "Step", "build", "check", "compile", "figures", "show", "spe
 def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # noqa: A001: it is the field's word
     """The spec at `path`, with `key.path=value` assignments laid over it, as a verified graph.
 
-    Raises SpecError also where a figure of `expect` or the checkpoint's layout does not hold.
+    Raises SpecError also where a figure of `expect` or the checkpoint's layout does not hold. `expect` speaks of the spec
+    as it is written, so with assignments it is not compared.
     """
     model = compiled(load(path, tuple(assignments)))
-    if misses := _misses(model):
+    if misses := _misses(model, expectations=not assignments):
         raise SpecError(misses)
     return model
 
 
-def _misses(model: Compiled) -> list[Finding]:
-    from blockc.source import finding, key_place
-
-    found = list(expect_misses(model.spec, figures(model))) if model.spec.top.expect else []
+def _misses(model: Compiled, expectations: bool) -> list[Finding]:
+    found = list(expect_misses(model.spec, figures(model))) if expectations and model.spec.top.expect else []
     if name := model.spec.top.checkpoint:
         try:
             patterns(layout(name), model.function, group_sizes(model.function))
@@ -134,7 +133,7 @@ def verify(path: Path | str, assignments: Sequence[str] = ()) -> folder.Checked:
     """The golden matrix of a spec's twin, or of the files in a build's folder."""
     if Path(path).is_dir():
         return folder.check(Path(path))
-    return folder.Checked((), prove(twin(compile(path, assignments))))
+    return folder.Checked((), (), prove(twin(compile(path, assignments))))
 
 
 @dataclass(frozen=True)

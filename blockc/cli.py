@@ -145,7 +145,9 @@ def verify(
 
     checked = api.verify(_there(path), assignments)
     if checked.changed:
-        _stop(WRONG, "\n".join(f"{_plain(str(path / name))}: is not what was built" for name in checked.changed))
+        _stop(WRONG, "\n".join(f"{_plain(str(path / name))}: changed since it was built" for name in checked.changed))
+    if checked.outdated:
+        _stop(WRONG, "\n".join(f"{_plain(str(path / name))}: not what its spec gives now" for name in checked.outdated))
     proof = checked.proof
     assert proof is not None
     print(json.dumps(proof.data(), indent=2) if as_json else proof.table())

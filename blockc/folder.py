@@ -78,9 +78,10 @@ def _replace(out: Path, files: Mapping[str, bytes], stale: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Checked:
-    """What a folder's files say: which are not those of the manifest, and the proof of the rest."""
+    """What a folder's files say: which are not those of the manifest, which its spec no longer gives, and the proof."""
 
     changed: tuple[str, ...]
+    outdated: tuple[str, ...]
     proof: Proof | None
 
 
@@ -97,13 +98,13 @@ def check(folder: Path) -> Checked:
     files: dict[str, str] = manifest["files"]
     changed = [name for name, hash_ in files.items() if _digest_of(folder / name) != hash_]
     if changed:
-        return Checked(tuple(changed), None)
+        return Checked(tuple(changed), (), None)
     model = compiled(load(folder / "spec.resolved.yaml"))
     if model.parameters <= RUNNABLE:
-        return Checked((), prove(model, folder / "model.py", (folder / "model.onnx").read_bytes()))
+        return Checked((), (), prove(model, folder / "model.py", (folder / "model.onnx").read_bytes()))
     now = {name: text.encode() for name, text in texts(model).items()} | {"model.onnx": model.onnx(manifest["logits"])}
     unlike = tuple(name for name, data in now.items() if name in files and digest(data) != files[name])
-    return Checked(unlike, None if unlike else prove(compiled(shrink(model.spec))))
+    return Checked((), unlike, None if unlike else prove(compiled(shrink(model.spec))))
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -356,7 +356,7 @@ def test_a_tokenwise_op_changes_no_other_token(sample: Sample) -> None:
     assert seen == set(range(before[0].shape[axes.outputs[0]])), "a test that changes nothing shows nothing"
 
 
-@pytest.mark.parametrize("op", [Add(), Gelu(), Silu(), RmsNorm(8, 1e-5), LayerNorm(8, 1e-5, True)], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [Add(), Gelu(), Silu(), RmsNorm(8, 1e-5), LayerNorm(8, 1e-5, True)], ids=repr)
 def test_head_split_tensors_have_their_tokens_on_the_third_axis(op: Elementwise) -> None:
     x = np.random.RandomState(0).randn(2, 5, 3, 8)
     args = (x, x) if isinstance(op, Add) else (x,)

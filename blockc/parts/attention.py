@@ -21,7 +21,7 @@ from blockc.ops import (
     Visible,
     VisibleBothWays,
 )
-from blockc.parts.base import Model, OrNone, Part, Problem, Scope, Shared
+from blockc.parts.base import NOTHING, Model, OrNone, Part, Problem, Scope, Shared
 from blockc.source import Place
 
 Positive = Annotated[int, Field(gt=0)]
@@ -42,8 +42,9 @@ class Llama3(Model):
             yield Problem(
                 ("high_freq_factor",),
                 "the bands of wavelengths cross",
-                f"more than low_freq_factor {self.low_freq_factor}",
-                str(self.high_freq_factor),
+                f"more than low_freq_factor {self.low_freq_factor:g}",
+                f"{self.high_freq_factor:g}",
+                also=(("low_freq_factor", ("low_freq_factor",)),),
             )
 
     @property
@@ -58,13 +59,14 @@ class Rope(Model):
 
     theta: PositiveFloat
     pairing: Literal["half"]
-    dims: Positive | None = None
-    pairs: Positive | None = None
+    dims: OrNone[Positive] = None
+    pairs: OrNone[Positive] = None
     scaling: OrNone[Llama3] = None
 
     def problems(self, head_dim: int) -> Iterator[Problem]:
         if self.dims is not None and self.pairs is not None:
-            yield Problem(("pairs",), "dims and pairs are two meanings of partial", also=(("dims", ("dims",)),))
+            yield Problem(("pairs",), "dims and pairs are two meanings of partial", "one of them", also=(("dims", ("dims",)),))
+            return
         for key, count, most in (("dims", self.dims, head_dim), ("pairs", self.pairs, head_dim // 2)):
             if count is not None and count > most:
                 yield Problem((key,), f"{key} is more than a head of {head_dim} has", f"at most {most}", str(count))
@@ -72,7 +74,12 @@ class Rope(Model):
         if width % 2:
             yield Problem(("dims",) if self.dims else (), "rope turns pairs", "an even width", str(width))
         for problem in self.scaling.problems() if self.scaling else ():
-            yield Problem(("scaling", *problem.loc), problem.message, problem.expected, problem.got)
+            yield problem.under("scaling")
+
+    def resolved(self, head_dim: int) -> Rope:
+        """A part that is the whole head is no part."""
+        whole = {"dims": head_dim, "pairs": head_dim // 2}
+        return self.model_copy(update={key: None for key, all_ in whole.items() if getattr(self, key) == all_})
 
     def width(self, head_dim: int) -> int:
         return self.dims if self.dims is not None else head_dim
@@ -88,11 +95,11 @@ class Attention(Part):
     """softmax(q k^T * scale) v in heads; o reads the concatenated heads."""
 
     heads: Positive
-    kv_heads: Positive | None = None
-    head_dim: Positive | None = None
-    scale: PositiveFloat | None = None
+    kv_heads: OrNone[Positive] = None
+    head_dim: OrNone[Positive] = None
+    scale: OrNone[PositiveFloat] = None
     causal: bool = True
-    bias: Annotated[tuple[Literal["q", "k", "v", "o"], ...], Field(strict=False)] = ()
+    bias: Annotated[tuple[Literal["q", "k", "v", "o"], ...], Field(strict=False), NOTHING] = ()
     window: OrNone[Positive] = None
     rope: OrNone[Rope] = None
     softcap: OrNone[PositiveFloat] = None
@@ -104,6 +111,7 @@ class Attention(Part):
             "head_dim": head_dim,
             "scale": float(self.scale or head_dim**-0.5),
             "bias": tuple(m for m in ("q", "k", "v", "o") if m in self.bias),
+            "rope": self.rope.resolved(head_dim) if self.rope else None,
         }
         return self.model_copy(update=derived)
 
@@ -130,8 +138,8 @@ class Attention(Part):
         yield from self._window_problems(context)
         if self.rope:
             head_dim = self.head_dim or width // self.heads
-            for p in self.rope.problems(head_dim):
-                yield Problem(("rope", *p.loc), p.message, p.expected, p.got, p.hint, tuple((t, ("rope", *at)) for t, at in p.also))
+            for problem in self.rope.problems(head_dim):
+                yield problem.under("rope")
 
     def _window_problems(self, context: int) -> Iterator[Problem]:
         if self.window is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -17,6 +17,7 @@ Loc = tuple[str | int, ...]
 
 ORNONE = BeforeValidator(lambda value: None if value == "none" else value)  # `none` turns a thing off
 OrNone = Annotated[T | None, ORNONE]
+NOTHING = BeforeValidator(lambda value: () if value == "none" else value)  # the same of a list
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Problem:
     got: str = ""
     hint: str = ""
     also: tuple[tuple[str, Loc], ...] = ()
+
+    def under(self, key: str) -> Problem:
+        """The same problem, seen from the part that holds this one at `key`."""
+        return replace(self, loc=(key, *self.loc), also=tuple((label, (key, *loc)) for label, loc in self.also))
 
 
 class Model(BaseModel):

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from blockc.ir import Value, apply
 from blockc.ops import Gelu, GeluTanh, Linear, Mul, Op, Relu, Silu
-from blockc.parts.base import Part, Problem, Scope
+from blockc.parts.base import NOTHING, Part, Problem, Scope
 from blockc.source import Place
 
 # The word for each MLP: the activation, and whether a gate of its own is multiplied in.
@@ -28,7 +28,7 @@ class Mlp(Part):
 
     type: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu"]
     width: Annotated[int, Field(gt=0)]
-    bias: Annotated[tuple[Literal["gate", "up", "down"], ...], Field(strict=False)] = ()
+    bias: Annotated[tuple[Literal["gate", "up", "down"], ...], Field(strict=False), NOTHING] = ()
 
     def problems(self, width: int, context: int) -> Iterator[Problem]:
         if len(set(self.bias)) < len(self.bias):

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from blockc.ir import Value, apply
 from blockc.ops import LayerNorm, RmsNorm
-from blockc.parts.base import Part, Problem, Scope
+from blockc.parts.base import OrNone, Part, Problem, Scope
 from blockc.source import Place
 
 
@@ -19,11 +19,15 @@ class Norm(Part):
     type: Literal["rms", "layer"]
     eps: Annotated[float, Field(ge=0)]
     bias: bool | None = None
-    offset: float | None = None
+    offset: OrNone[float] = None
+
+    def resolved(self, width: int) -> Norm:
+        """(0 + weight) is weight."""
+        return self.model_copy(update={"offset": self.offset or None})
 
     def problems(self, width: int, context: int) -> Iterator[Problem]:
         if self.type == "layer" and self.bias is None:
-            yield Problem((), "a layer norm must say whether it has a bias", "bias: true or bias: false", "no bias")
+            yield Problem((), "a layer norm must say whether it has a bias", "bias: true or bias: false")
         if self.type == "rms" and self.bias is not None:
             yield Problem(("bias",), "an rms norm has no bias", "no such key beside type: rms")
         if self.type == "layer" and self.offset is not None:

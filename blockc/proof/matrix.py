@@ -134,7 +134,11 @@ def _applicable(runner: Runner, twin: Compiled) -> Iterator[Case]:
 def compare(twin: Compiled, runner: Runner, case: Case, params: Params) -> Row:
     dtype = "float64" if isinstance(runner, Oracle) else "float32"
     truth = [alone(twin, row, params) for row in case.rows]
-    answer = runner.run(case, params)
+    try:
+        answer = runner.run(case, params)
+    except Exception as error:  # what was emitted may be anything by now: that it fails is a finding, not a crash
+        first = (str(error).splitlines() or [""])[0]
+        return Row(runner.name, case.name, dtype, float("inf"), 0.0, TOLERANCE[dtype], f"{type(error).__name__}: {first[:200]}")
     wanted, got = _rows(case, truth, answer.logits)
     spread = float(np.std(np.concatenate(truth)))
     error = max(float(np.max(np.abs(w - g))) if np.isfinite(g).all() else np.inf for w, g in zip(wanted, got, strict=True)) / spread

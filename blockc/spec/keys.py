@@ -98,37 +98,3 @@ class Document(TopKeys, LayerKeys):
 
 LAYER_KEYS = frozenset(LayerKeys.model_fields)
 TOP_KEYS = frozenset(TopKeys.model_fields)
-
-# Other tools' words, and what they are here. Never accepted: some mean two things in the field.
-FOREIGN = {
-    "hidden_size": "width", "n_embd": "width", "d_model": "width", "dim": "width", "embed_dim": "width",
-    "model_dim": "width",
-    "num_hidden_layers": "depth", "n_layer": "depth", "n_layers": "depth", "num_layers": "depth",
-    "num_attention_heads": "attention.heads", "n_head": "attention.heads", "n_heads": "attention.heads",
-    "num_heads": "attention.heads",
-    "num_key_value_heads": "attention.kv_heads", "n_query_groups": "attention.kv_heads",
-    "n_kv_heads": "attention.kv_heads", "num_kv_heads": "attention.kv_heads",
-    "d_head": "attention.head_dim", "d_kv": "attention.head_dim", "attention_head_dim": "attention.head_dim",
-    "query_pre_attn_scalar": "attention.scale (its -0.5th power)",
-    "attention_bias": "attention.bias, a list of q k v o",
-    "sliding_window": "attention.window", "sliding_window_size": "attention.window",
-    "attn_logit_softcapping": "attention.softcap", "final_logit_softcapping": "head.softcap",
-    "rope_theta": "attention.rope.theta", "rotary_emb_base": "attention.rope.theta", "rope_base": "attention.rope.theta",
-    "rope_scaling": "attention.rope.scaling", "rotary_dim": "attention.rope.dims",
-    "rotary_pct": "attention.rope.dims, a number of coordinates",
-    "partial_rotary_factor": "attention.rope.dims, a number of coordinates",
-    "original_max_position_embeddings": "original", "rope_type": "type",
-    "intermediate_size": "mlp.width", "ffn_dim": "mlp.width", "n_inner": "mlp.width", "d_ff": "mlp.width",
-    "ffn_hidden_size": "mlp.width",
-    "hidden_act": "mlp.type", "activation": "mlp.type", "activation_function": "mlp.type",
-    "mlp_bias": "mlp.bias, a list of gate up down",
-    "rms_norm_eps": "norm.eps", "layer_norm_eps": "norm.eps", "layer_norm_epsilon": "norm.eps", "norm_eps": "norm.eps",
-    "epsilon": "eps",
-    "vocab_size": "vocab", "padded_vocab_size": "vocab",
-    "max_position_embeddings": "context", "n_positions": "context", "n_ctx": "context", "block_size": "context",
-    "max_seq_len": "context", "seq_len": "context", "context_length": "context",
-    "tie_word_embeddings": "head.tied", "tie_embeddings": "head.tied", "model_type": "the keys that say it: no family is known by name",
-    "use_parallel_residual": "norm.placement: parallel_two",
-    "kv_groups": "attention.kv_heads: the number of key-value heads, that is, of groups (kv_groups is read two ways in the field)",
-    "version": "blockc: 1",
-}  # fmt: skip

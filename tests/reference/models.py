@@ -34,12 +34,14 @@ Logits = Callable[[Array], Array]  # tokens (B, S) -> (B, S, vocab)
 
 @dataclass(frozen=True)
 class Outside:
-    """How another library builds the model of a spec's keys, and how close float64 on both sides comes."""
+    """How another library says the model of a spec's keys, and how close float64 on both sides comes."""
 
     library: str
-    build: Callable[[Keys, Compiled, Params], Logits]
     closeness: float  # of the logits' standard deviation
     seed: int
+    plain: Callable[[Keys, Params], Logits] | None = None
+    config: Callable[[Keys], Any] | None = None  # of transformers
+    family: str = ""  # the layout of its weights
 
     @property
     def version(self) -> str:
@@ -49,7 +51,16 @@ class Outside:
         return random_parameters(twin.function, self.seed)
 
     def logits(self, twin: Compiled) -> Logits:
-        return self.build(resolved(twin.spec), twin, self.params(twin))
+        if self.plain is not None:
+            return self.plain(resolved(twin.spec), self.params(twin))
+        return _run(self.model(twin))
+
+    def model(self, twin: Compiled, dtype: torch.dtype = torch.float64) -> Any:
+        """The model of transformers."""
+        assert self.config is not None
+        sizes = group_sizes(twin.function)
+        packed = pack(rules(layout(self.family), twin.function, sizes), self.params(twin))
+        return transformers_model(self.config(resolved(twin.spec)), packed, dtype)
 
 
 def twin(name: str) -> Compiled:
@@ -57,7 +68,7 @@ def twin(name: str) -> Compiled:
     spec = shrink(load(SPECS / f"{name}.yaml"))
     keys = resolved(spec)
     a, width = keys["attention"], keys["width"]
-    if OUTSIDE[name].build is gpt_neox and a["heads"] * a["head_dim"] != width:
+    if OUTSIDE[name].family == "gpt-neox" and a["heads"] * a["head_dim"] != width:
         heads = width // a["head_dim"]
         spec = spec_of({**keys, "attention": {**a, "heads": heads, "kv_heads": heads}})
     return compiled(spec)
@@ -100,12 +111,7 @@ def _run(model: Any) -> Logits:
     return logits
 
 
-def packed(family: str, twin: Compiled, params: Params) -> dict[str, Array]:
-    sizes = group_sizes(twin.function)
-    return pack(rules(layout(family), twin.function, sizes), params)
-
-
-def gpt2_config(keys: Keys) -> Any:
+def gpt2(keys: Keys) -> Any:
     from transformers import GPT2Config
 
     a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
@@ -117,10 +123,6 @@ def gpt2_config(keys: Keys) -> Any:
         n_inner=mlp["width"], activation_function="gelu_new", layer_norm_epsilon=norm["eps"], tie_word_embeddings=True,
         bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-
-
-def gpt2(keys: Keys, twin: Compiled, params: Params) -> Logits:
-    return _run(transformers_model(gpt2_config(keys), packed("gpt2", twin, params)))
 
 
 def _rope(rope: Keys) -> dict[str, Any]:
@@ -136,7 +138,7 @@ def _rope(rope: Keys) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def llama_config(keys: Keys) -> Any:
+def llama(keys: Keys) -> Any:
     from transformers import LlamaConfig
 
     a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
@@ -150,11 +152,7 @@ def llama_config(keys: Keys) -> Any:
     )  # fmt: skip
 
 
-def llama(keys: Keys, twin: Compiled, params: Params) -> Logits:
-    return _run(transformers_model(llama_config(keys), packed("llama", twin, params)))
-
-
-def gpt_neox_config(keys: Keys) -> Any:
+def gpt_neox(keys: Keys) -> Any:
     from transformers import GPTNeoXConfig
 
     a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
@@ -167,11 +165,7 @@ def gpt_neox_config(keys: Keys) -> Any:
     )  # fmt: skip
 
 
-def gpt_neox(keys: Keys, twin: Compiled, params: Params) -> Logits:
-    return _run(transformers_model(gpt_neox_config(keys), packed("gpt-neox", twin, params)))
-
-
-def gemma2_config(keys: Keys) -> Any:
+def gemma2(keys: Keys) -> Any:
     from transformers import Gemma2Config
 
     a, mlp, norm, layers = keys["attention"], keys["mlp"], keys["norm"], keys["layers"]
@@ -188,14 +182,10 @@ def gemma2_config(keys: Keys) -> Any:
     )  # fmt: skip
 
 
-def gemma2(keys: Keys, twin: Compiled, params: Params) -> Logits:
-    return _run(transformers_model(gemma2_config(keys), packed("gemma2", twin, params)))
-
-
 # torch's own encoder layer
 
 
-def encoder_layers(keys: Keys, twin: Compiled, params: Params) -> Logits:
+def encoder_layers(keys: Keys, params: Params) -> Logits:
     """The paper's stack: nn.TransformerEncoderLayer under a causal mask, norms after the sums, a tied head.
 
     Its attention is replaced by one without biases, since the paper's projections are bare matrices.
@@ -246,7 +236,7 @@ def encoder_layers(keys: Keys, twin: Compiled, params: Params) -> Logits:
 # By hand
 
 
-def by_hand(keys: Keys, twin: Compiled, params: Params) -> Logits:
+def by_hand(keys: Keys, params: Params) -> Logits:
     """block-4x4 with plain numbers: one token after another, each with its own list of what came before."""
     assert (keys["positions"], keys["attention"]["heads"], keys["width"]) == ("none", 1, 4)
     assert keys["norm"] == {"type": "rms", "eps": 1e-6, "placement": "pre", "final": True}
@@ -295,13 +285,13 @@ def by_hand(keys: Keys, twin: Compiled, params: Params) -> Logits:
 
 
 OUTSIDE = {
-    "block-4x4": Outside("numpy", by_hand, 1e-12, seed=1),
-    "gemma2-9b": Outside("transformers", gemma2, 5e-6, seed=2),
-    "gpt2": Outside("transformers", gpt2, 1e-11, seed=3),
-    "gpt3-175b": Outside("transformers", gpt2, 1e-11, seed=4),
-    "llama3-70b": Outside("transformers", llama, 5e-6, seed=5),
-    "llama3-8b": Outside("transformers", llama, 5e-6, seed=6),
-    "llama3.1-405b": Outside("transformers", llama, 5e-6, seed=7),
-    "pythia-410m": Outside("transformers", gpt_neox, 5e-6, seed=8),
-    "transformer2017": Outside("torch", encoder_layers, 1e-11, seed=9),
+    "block-4x4": Outside("numpy", 1e-12, seed=1, plain=by_hand),
+    "gemma2-9b": Outside("transformers", 5e-6, seed=2, config=gemma2, family="gemma2"),
+    "gpt2": Outside("transformers", 1e-11, seed=3, config=gpt2, family="gpt2"),
+    "gpt3-175b": Outside("transformers", 1e-11, seed=4, config=gpt2, family="gpt2"),
+    "llama3-70b": Outside("transformers", 5e-6, seed=5, config=llama, family="llama"),
+    "llama3-8b": Outside("transformers", 5e-6, seed=6, config=llama, family="llama"),
+    "llama3.1-405b": Outside("transformers", 5e-6, seed=7, config=llama, family="llama"),
+    "pythia-410m": Outside("transformers", 5e-6, seed=8, config=gpt_neox, family="gpt-neox"),
+    "transformer2017": Outside("torch", 1e-11, seed=9, plain=encoder_layers),
 }

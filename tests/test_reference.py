@@ -1,0 +1,216 @@
+"""Agreement among our own backends is not truth: here other libraries say what each spec's model computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from blockc.compile import Compiled, compiled
+from blockc.ops import Array
+from blockc.proof.cases import Case
+from blockc.proof.matrix import TOLERANCE
+from blockc.proof.runners import Onnx, Oracle, Runner, Torch
+from blockc.spec import resolved
+from tests.reference.models import OUTSIDE, SPECS, Outside, spec_of, twin
+
+torch.set_num_threads(2)
+LONG, SHORT = 16, 7
+TRANSFORMERS = [name for name, outside in OUTSIDE.items() if outside.library == "transformers"]
+BACKENDS: dict[str, Callable[[Compiled, Path], Runner]] = {
+    "oracle": lambda model, folder: Oracle(model.served),
+    "torch": lambda model, folder: Torch(_written(model, folder), model.served),
+    "onnxruntime": lambda model, folder: Onnx(model.onnx(), model.served),
+}
+
+
+def _written(model: Compiled, folder: Path) -> Path:
+    (folder / "model.py").write_text(model.model_py(), encoding="utf-8")
+    return folder / "model.py"
+
+
+def _cases(vocab: int) -> list[Case]:
+    random = np.random.RandomState(11)
+    a, b, short = random.randint(0, vocab, LONG), random.randint(0, vocab, LONG), random.randint(0, vocab, SHORT)
+    left, right = (0, LONG - SHORT), (0, 0)
+    return [
+        Case("uncached", (a, b), right, (LONG,)),
+        Case("chunked", (a, b), right, (1, 6, 2, 7)),
+        Case("decoded", (a, b), right, (11, 1, 1, 1, 1, 1)),
+        Case("padded left", (a, short), left, (LONG,)),
+        Case("padded right", (a, short), right, (LONG,)),
+        Case("padded left, chunked", (a, short), left, (5, 6, 1, 1, 3)),
+    ]
+
+
+@cache
+def _twin(name: str) -> Compiled:
+    return twin(name)
+
+
+@cache
+def _truth(name: str) -> dict[bytes, Array]:
+    """The outside logits of every sequence, each alone."""
+    logits = OUTSIDE[name].logits(_twin(name))
+    rows = {row.tobytes(): row for case in _cases(_twin(name).spec.top.vocab) for row in case.rows}
+    return {key: logits(row[None])[0] for key, row in rows.items()}
+
+
+def _error(case: Case, truth: list[Array], logits: Array) -> float:
+    """The largest difference on a real token, of the logits' standard deviation."""
+    assert logits.shape == (len(case.rows), case.length, truth[0].shape[-1])
+    spread = np.concatenate(truth).std()
+    assert spread > 0.5  # weights under which something happens
+    return max(float(np.abs(w - g).max()) for w, g in zip(truth, case.own(logits), strict=True)) / float(spread)
+
+
+def test_every_spec_has_an_outside() -> None:
+    assert OUTSIDE.keys() == {path.stem for path in SPECS.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_no_parameter_is_neutral(name: str) -> None:
+    for path, array in OUTSIDE[name].params(_twin(name)).items():
+        assert not np.isin(array, (0, 1)).any(), path
+        assert len(np.unique(array)) > 0.99 * array.size, path
+        assert array.std() > 0.04, path
+
+
+def test_gemma2_bends_and_hides() -> None:
+    keys = resolved(_twin("gemma2-9b").spec)
+    assert keys["attention"]["window"] < SHORT and keys["attention"]["softcap"] and keys["head"]["softcap"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_the_outside_logits_come_out(name: str, backend: str, tmp_path: Path) -> None:
+    """Uncached, cached and padded: always the logits that the other library gives for each sequence alone."""
+    runner = BACKENDS[backend](_twin(name), tmp_path)
+    tolerance = OUTSIDE[name].closeness if backend == "oracle" else TOLERANCE["float32"]
+    params, truth = OUTSIDE[name].params(_twin(name)), _truth(name)
+    errors: dict[str, float] = {}
+    for case in _cases(_twin(name).spec.top.vocab):
+        wanted = [truth[row.tobytes()] for row in case.rows]
+        errors[case.name] = _error(case, wanted, runner.run(case, params).logits)
+    assert max(errors.values()) < tolerance, errors
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_transformers_fed_as_we_are(name: str) -> None:
+    """Its own cache and its own padding, by the same mask and the same positions: the inputs mean the same."""
+    model, params = OUTSIDE[name].model(_twin(name), torch.float32), OUTSIDE[name].params(_twin(name))
+    for case in _cases(_twin(name).spec.top.vocab):
+        ids, mask, positions = map(torch.from_numpy, (case.input_ids, case.attention_mask, case.position_ids))
+        past, parts, start = None, list[Array](), 0
+        for end in np.cumsum(case.chunks).tolist():
+            new = slice(start, end)
+            with torch.no_grad():
+                output = model(
+                    input_ids=ids[:, new], attention_mask=mask[:, :end], position_ids=positions[:, new],
+                    cache=past, use_cache=True,
+                )  # fmt: skip
+            past, start = output.past_key_values, end
+            parts.append(output.logits.numpy())
+        ours = case.own(Oracle(_twin(name).served).run(case, params).logits)
+        assert _error(case, ours, np.concatenate(parts, axis=1)) < TOLERANCE["float32"], case.name
+
+
+# Knobs that no spec's own twin turns
+
+LLAMA3 = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original": 32}
+VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "scale apart from head_dim": ("gemma2-9b", {"attention": {"scale": 144**-0.5}}, LONG),
+    "geglu (erf)": ("gemma2-9b", {"mlp": {"type": "geglu"}}, LONG),
+    "one kv head": ("llama3-8b", {"attention": {"kv_heads": 1}}, LONG),
+    "a kv head a head": ("llama3-8b", {"attention": {"kv_heads": 8}}, LONG),
+    "narrow heads": ("llama3-8b", {"attention": {"head_dim": 8, "scale": 8**-0.5}}, LONG),
+    "wide heads": ("llama3-8b", {"attention": {"head_dim": 24, "scale": 24**-0.5}}, LONG),
+    "tied": ("llama3-8b", {"head": {"tied": True}}, LONG),
+    "scaled rope beyond its context": ("llama3-8b", {"attention": {"rope": {"scaling": LLAMA3}}}, 100),
+    "rope far out": ("llama3.1-405b", {}, 100),
+    "partial rope far out": ("pythia-410m", {"attention": {"rope": {"dims": 32}}}, 100),
+    "long sinusoids": ("transformer2017", {}, 100),
+}
+
+
+def _changed(name: str, change: dict[str, Any]) -> Compiled:
+    return compiled(spec_of(_merged(resolved(_twin(name).spec), change)))
+
+
+def _merged(keys: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    keys = deepcopy(keys)
+    for key, value in change.items():
+        keys[key] = _merged(keys.get(key, {}), value) if isinstance(value, dict) else value
+    return keys
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_outside_logits_of_variants(variant: str, tmp_path: Path) -> None:
+    name, change, length = VARIANTS[variant]
+    outside, model = OUTSIDE[name], _changed(name, change)
+    tokens = np.random.RandomState(12).randint(0, model.spec.top.vocab, (2, length))
+    whole = Case("uncached", tuple(tokens), (0, 0), (length,))
+    cached = Case("chunked", tuple(tokens), (0, 0), (length - 9, 7, 1, 1))
+    truth = list(outside.logits(model)(tokens))
+    for backend, make in BACKENDS.items():
+        runner = make(model, tmp_path)
+        tolerance = _far(outside, length) if backend == "oracle" else TOLERANCE["float32"]
+        for case in (whole, cached):
+            error = _error(case, truth, runner.run(case, outside.params(model)).logits)
+            assert error < tolerance, (backend, case.name)
+
+
+def _far(outside: Outside, length: int) -> float:
+    """transformers takes its angles in float32, whose error grows with the position."""
+    return outside.closeness * (4 if length > LONG and outside.library == "transformers" else 1)
+
+
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("block-4x4", {"norm": {"eps": 1e-5}}),
+    ("gemma2-9b", {"attention": {"window": 4}}),
+    ("gemma2-9b", {"attention": {"window": 6}}),
+    ("gemma2-9b", {"attention": {"softcap": 2.01}}),
+    ("gemma2-9b", {"attention": {"scale": 0.26}}),
+    ("gemma2-9b", {"head": {"softcap": 2.01}}),
+    ("gemma2-9b", {"norm": {"offset": 0.0}}),
+    ("gemma2-9b", {"norm": {"eps": 1e-5}}),
+    ("gemma2-9b", {"embedding": {"scale": 8.01}}),
+    ("gemma2-9b", {"mlp": {"type": "geglu"}}),
+    ("gemma2-9b", {"layers": {"pattern": ["global", "local"]}}),
+    ("gpt2", {"mlp": {"type": "gelu"}}),
+    ("gpt2", {"norm": {"eps": 1e-6}}),
+    ("llama3-8b", {"norm": {"eps": 1e-6}}),
+    ("llama3-8b", {"attention": {"rope": {"theta": 490000.0}}}),
+    ("llama3-8b", {"mlp": {"type": "geglu"}}),
+    ("llama3.1-405b", {"attention": {"rope": {"scaling": {"factor": 7.0}}}}),
+    ("llama3.1-405b", {"attention": {"rope": {"scaling": {"low_freq_factor": 1.1}}}}),
+    ("llama3.1-405b", {"attention": {"rope": {"scaling": {"high_freq_factor": 3.9}}}}),
+    ("llama3.1-405b", {"attention": {"rope": {"scaling": {"original": 65}}}}),
+    ("pythia-410m", {"attention": {"rope": {"dims": 8}}}),
+    ("pythia-410m", {"norm": {"placement": "pre"}}),
+    ("pythia-410m", {"mlp": {"type": "gelu_tanh"}}),
+    ("transformer2017", {"norm": {"eps": 1e-5}}),
+    ("transformer2017", {"norm": {"placement": "pre", "final": False}}),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), WRONG, ids=lambda x: x if isinstance(x, str) else str(x))
+def test_a_wrong_knob_shows(name: str, change: dict[str, Any]) -> None:
+    """The same parameters under another spec are far from the outside logits: what is compared here can differ."""
+    case, outside = _cases(_twin(name).spec.top.vocab)[0], OUTSIDE[name]
+    truth = [_truth(name)[row.tobytes()] for row in case.rows]
+    params = _renamed(outside.params(_twin(name)), change)
+    assert _error(case, truth, Oracle(_changed(name, change).function).run(case, params).logits) > 10 * outside.closeness
+
+
+def _renamed(params: dict[str, Array], change: dict[str, Any]) -> dict[str, Array]:
+    """The norms of another placement have other names."""
+    if change.get("norm", {}).get("placement") != "pre" or "layers.0.mlp_norm.weight" in params:
+        return params
+    return {path.replace("_post_norm", "_norm"): array for path, array in params.items()}
