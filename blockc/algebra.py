@@ -1,4 +1,4 @@
-"""The block algebra: chains, residuals and sums over labelled parts. The short words of the language become these terms.
+"""The block algebra: chains, residuals and sums over labelled parts. The language's short words become these terms.
 
     pre-norm = residual(attention_norm, attention), residual(mlp_norm, mlp)
 
@@ -15,22 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockc.parts import Attention, Learned, Mlp, Norm, Part, Sine
-from blockc.source import Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, find, finding, key_place, plain
+from blockc.source import Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, find, finding, key_place
 from blockc.source import suggest as nearest
-from blockc.spec import Layer, Spec, written
-from blockc.spec.faults import from_problem, from_pydantic
-from blockc.spec.layers import merge
+from blockc.spec import PART_CLASSES, Layer, Spec, key_of, own_part, written
+from blockc.spec.faults import dotted, from_problem, shown
+from blockc.spec.labels import refusal
 
-# norm.placement is sugar for these terms, and for nothing else.
-PLACEMENTS: dict[str, list[Any]] = {
-    "pre": [{"residual": ["attention_norm", "attention"]}, {"residual": ["mlp_norm", "mlp"]}],
-    "post": [{"residual": ["attention"]}, "attention_post_norm", {"residual": ["mlp"]}, "mlp_post_norm"],
-    "sandwich": [
-        {"residual": ["attention_norm", "attention", "attention_post_norm"]},
-        {"residual": ["mlp_norm", "mlp", "mlp_post_norm"]},
-    ],
-    "parallel_two": [{"residual": [{"sum": [["attention_norm", "attention"], ["mlp_norm", "mlp"]]}]}],
-}
+_TERM = "a label, {residual: [...]} or {sum: [[...], [...]]}"
+_CHAIN = "[term, term, ...]"
+_LATER = ("product", "scale")
 
 
 @dataclass(frozen=True)
@@ -90,12 +83,9 @@ class Decoder:
 def elaborate(spec: Spec) -> Decoder:
     """Raises SpecError where a term does not stand."""
     top = spec.top
-    terms: dict[str, Chain] = {}
-    for layer in spec.layers:
-        if layer.kind not in terms:
-            terms[layer.kind] = _layer_term(layer, top.width, top.context)
-    layers = tuple(terms[layer.kind] for layer in spec.layers)
-    _refuse_unused(spec, layers)
+    terms = {layer.kind: _layer_term(layer, top.width, top.context) for layer in spec.distinct}
+    if faults := [*_unread_parts(spec, terms), *_unread_keys(spec, terms)]:
+        raise SpecError(faults)
     return Decoder(
         vocab=top.vocab,
         width=top.width,
@@ -103,8 +93,8 @@ def elaborate(spec: Spec) -> Decoder:
         scale=_scale(spec),
         positions=top.positions,
         kinds=tuple(layer.kind for layer in spec.layers),
-        layers=layers,
-        final_norm=spec.final_norm.part if spec.final_norm else None,
+        layers=tuple(terms[layer.kind] for layer in spec.layers),
+        final_norm=spec.final_norm.part.resolved(top.width) if spec.final_norm else None,
         tied=top.head.tied,
         softcap=top.head.softcap,
     )
@@ -129,16 +119,14 @@ def leaves(term: Term) -> Iterator[Leaf]:
                 yield from leaves(branch)
 
 
+# Reading a term
+
+
 def _layer_term(layer: Layer, width: int, context: int) -> Chain:
     reader = _Reader(layer, width, context)
-    keys = layer.keys
-    if keys.block is not None:
-        term = reader.chain(find(layer.tree, ("block",)))
-    else:
-        assert keys.norm is not None and keys.norm.placement is not None  # the reader of the spec saw to it
-        term = reader.chain_of_words(PLACEMENTS[keys.norm.placement])
-    reader.finish()
-    return term
+    if layer.keys.block is not None:
+        return reader.chain(find(layer.tree, ("block",)))
+    return reader.chain_of_words(layer.term)
 
 
 class _Reader:
@@ -149,10 +137,11 @@ class _Reader:
         self.seen: dict[str, Place] = {}
 
     def chain(self, tree: Tree) -> Chain:
+        """A chain in a chain is the longer chain."""
         if not isinstance(tree, Sequence) or not tree.items:
-            raise SpecError([finding(tree.place, "not a chain of terms", "[label, {residual: [...]}, {sum: [[...], [...]]}]",
-                                     str(plain(tree)))])  # fmt: skip
-        return Chain(tuple(self.term(item) for item in tree.items))
+            raise SpecError([finding(tree.place, "not a chain of terms", expected=_CHAIN, got=shown(tree))])
+        terms = (self.term(item) for item in tree.items)
+        return Chain(tuple(inner for term in terms for inner in (term.terms if isinstance(term, Chain) else (term,))))
 
     def term(self, tree: Tree) -> Term:
         match tree:
@@ -165,16 +154,18 @@ class _Reader:
             case Mapping(entries={"sum": entry, **rest}) if not rest:
                 return self.sum(entry.value)
             case _:
-                got = ", ".join(tree.entries) if isinstance(tree, Mapping) else str(plain(tree))
-                raise SpecError([finding(tree.place, "not a term", "a label, residual or sum", got)])
+                words = list(tree.entries) if isinstance(tree, Mapping) else []
+                hint = f"{words[0]} is kept for a later version" if words and words[0] in _LATER else ""
+                raise SpecError([finding(tree.place, "not a term", expected=_TERM, got=shown(tree), hint=hint)])
 
     def sum(self, tree: Tree) -> Sum:
         if not isinstance(tree, Sequence) or len(tree.items) < 2:
-            raise SpecError([finding(tree.place, "a sum has two branches or more", "[[...], [...]]")])
+            expected = "[[...], [...]]"
+            raise SpecError([finding(tree.place, "a sum has two branches or more", expected=expected, got=shown(tree))])
         return Sum(tuple(self.chain(item) for item in tree.items))
 
     def chain_of_words(self, words: list[Any]) -> Chain:
-        """A term of PLACEMENTS, whose places are those of the keys that it stands for."""
+        """A term of norm.placement, whose places are those of the keys that it stands for."""
         return Chain(tuple(self._word(word) for word in words))
 
     def _word(self, word: Any) -> Term:
@@ -187,85 +178,95 @@ class _Reader:
         return Sum(tuple(self.chain_of_words(branch) for branch in body))
 
     def leaf(self, label: str, place: Place) -> Leaf:
+        if reason := refusal(label):
+            raise SpecError([finding(place, f"{label} cannot be a label", expected="another label", hint=reason)])
         if label in self.seen:
-            raise SpecError([finding(place, f"label {label} stands twice in one block", "another label", label,
-                                     "a label is one set of parameters; sharing or copying them would be a guess",
-                                     others=[("first here", self.seen[label])])])  # fmt: skip
+            hint = "a label is one set of parameters; sharing or copying them would be a guess"
+            raise SpecError([finding(place, f"label {label} stands twice in one block", expected="another label",
+                                     hint=hint, others=[("first here", self.seen[label])])])  # fmt: skip
         self.seen[label] = place
         return Leaf(label, self._part(label, place).resolved(self.width), place)
 
     def _part(self, label: str, place: Place) -> Part:
         keys = self.layer.keys
-        if label in (keys.parts or {}):
+        if label in keys.own:
             return self._own_part(label)
-        known: dict[str, Part | None] = {"attention": keys.attention, "mlp": keys.mlp}
-        if label in known:
-            part = known[label]
-            if part is None:
-                raise SpecError([finding(place, f"the block names {label}, and there is no key {label}", f"{label}: ...")])
-            return part
-        if label == "norm" or label.endswith("_norm"):
-            if keys.norm is None:
-                raise SpecError([finding(place, f"the block names {label}, and there is no key norm", "norm: ...")])
-            return keys.norm.part
-        near = nearest(label, [*known, "attention_norm", "mlp_norm", *(keys.parts or {})])
-        raise SpecError([finding(place, f"no part is called {label}", "attention, mlp, a label of parts, or one that ends in _norm",
-                                 label, f"did you mean {near}?" if near else "")])  # fmt: skip
-
-    def _own_part(self, label: str) -> Part:
-        """parts: {label: {mlp: {...}}}: a variation on the layer's key of that name."""
-        path = ("parts", label)
-        tree = find(self.layer.tree, path)
-        classes: dict[str, type[Part]] = {"attention": Attention, "mlp": Mlp, "norm": Norm}
-        if not isinstance(tree, Mapping) or len(tree.entries) != 1 or next(iter(tree.entries)) not in classes:
-            raise SpecError([finding(key_place(self.layer.tree, path), f"part {label} is not one of attention, mlp, norm",
-                                     "{mlp: {...}}: what it changes of the key of that name")])  # fmt: skip
-        ((kind, entry),) = tree.entries.items()
-        base = self.layer.tree.entries.get(kind)
-        value = entry.value
-        if base is not None and isinstance(base.value, Mapping) and isinstance(value, Mapping):
-            value = merge(Mapping({k: e for k, e in base.value.entries.items() if k in classes[kind].model_fields},
-                                  base.value.place), value)  # fmt: skip
-        return self._validated(classes[kind], value, (*path, kind))
-
-    def _validated(self, model: type[Part], tree: Tree, where: tuple[str, ...]) -> Part:
-        from pydantic import ValidationError
-
-        try:
-            part = model.model_validate(plain(tree))
-        except ValidationError as error:
-            raise SpecError(from_pydantic(error, model, tree, where)) from None
-        if problems := list(part.problems(self.width, self.context)):
-            raise SpecError([from_problem(p, tree, ()) for p in problems])
+        key = key_of(label)
+        if key is None:
+            known = ["attention", "mlp", "attention_norm", "mlp_norm", *keys.own]
+            near = nearest(label, known)
+            raise SpecError([finding(place, f"no part is called {label}", got=label,
+                                     expected="attention, mlp, a label of parts, or one that ends in _norm",
+                                     hint=f"did you mean {near}?" if near else "")])  # fmt: skip
+        held = {"attention": keys.attention, "mlp": keys.mlp, "norm": keys.norm.part if keys.norm else None}
+        part = held[key]
+        if part is None:
+            message = f"the block names {label}, and there is no {key}"
+            raise SpecError([finding(place, message, expected=f"{key}: {{...}}")])
         return part
 
-    def finish(self) -> None:
-        for label in self.layer.keys.parts or {}:
-            if label not in self.seen:
-                place = key_place(self.layer.tree, ("parts", label))
-                raise SpecError([finding(place, f"part {label} stands in no block", hint="name it in block, or leave it out")])
+    def _own_part(self, label: str) -> Part:
+        own = own_part(self.layer, label)
+        name = f"parts.{label}.{own.key}"
+        if problems := list(own.part.problems(self.width, self.context)):
+            raise SpecError(from_problem(problem, own.tree, (), name) for problem in problems)
+        return own.part
 
 
-def _refuse_unused(spec: Spec, layers: tuple[Chain, ...]) -> None:
-    """A key that no layer reads is a mistake: it says something that is not so."""
-    used: set[type[Part]] = {type(leaf.part) for chain in set(layers) for leaf in leaves(chain)}
-    faults: list[Finding] = []
-    for key, kind in (("attention", Attention), ("mlp", Mlp), ("norm", Norm)):
-        written_ = any(getattr(layer.keys, key) is not None for layer in {la.kind: la for la in spec.layers}.values())
-        final = key == "norm" and spec.final_norm is not None
-        if written_ and kind not in used and not final:
-            place = key_place(spec.layers[0].tree, (key,))
-            faults.append(finding(place, f"{key} is read by no layer", hint="name it in a block, or leave it out"))
-    if faults:
-        raise SpecError(faults)
+# What no layer reads is a mistake: it says something that is not so.
+
+
+def _unread_parts(spec: Spec, terms: dict[str, Chain]) -> Iterator[Finding]:
+    """Labels of `parts`, by where they are written, that stand in the block of no kind."""
+    unread: dict[Place, str] = {}
+    read: set[Place] = set()
+    for layer in spec.distinct:
+        named = {leaf.label for leaf in leaves(terms[layer.kind])}
+        for label in sorted(layer.keys.own):
+            place = layer.place("parts", label)
+            read |= {place} if label in named else set()
+            unread[place] = label
+    for place, label in unread.items():
+        if place not in read:
+            yield finding(place, f"part {label} stands in no block", hint="name it in a block, or leave it out")
+
+
+def _unread_keys(spec: Spec, terms: dict[str, Chain]) -> Iterator[Finding]:
+    """attention, mlp and norm at the top and in each kind, where no layer has such a part."""
+    parts = {kind: {type(leaf.part) for leaf in leaves(term)} for kind, term in terms.items()}
+    for where, kinds in _storeys(spec):
+        for key, class_ in PART_CLASSES.items():
+            path = (*where, key)
+            final = path == ("norm",) and spec.final_norm is not None
+            if final or any(class_ in parts[kind] for kind in kinds) or not isinstance(_at(spec.tree, path), Mapping):
+                continue
+            yield finding(key_place(spec.tree, path), f"{dotted(path)} is read by no layer",
+                          hint="name it in a block, or leave it out")  # fmt: skip
+
+
+def _storeys(spec: Spec) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Where the keys of layers are written, and the kinds that they reach."""
+    yield (), list(spec.kinds)
+    for name in spec.top.layers.kinds if spec.top.layers else ():
+        yield ("layers", "kinds", name), [kind for kind in spec.kinds if name in kind.split("+")]
+
+
+def _at(tree: Tree, path: tuple[str, ...]) -> Tree | None:
+    for step in path:
+        if not isinstance(tree, Mapping) or step not in tree.entries:
+            return None
+        tree = tree.entries[step].value
+    return tree
+
+
+# Terms as data
 
 
 def canonical(value: object) -> Any:
     """Terms as plain data: what `show --expanded` prints and the semantic hash covers."""
     match value:
         case Decoder():
-            distinct = {chain: kind for chain, kind in reversed(list(zip(value.layers, value.kinds, strict=True)))}
-            names = {chain: str(i) for i, chain in enumerate(reversed(distinct))}
+            names = {chain: str(i) for i, chain in enumerate(dict.fromkeys(value.layers))}
             return {
                 "vocab": value.vocab,
                 "width": value.width,

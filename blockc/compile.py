@@ -51,8 +51,8 @@ class Compiled:
     @property
     def summary(self) -> str:
         top = self.spec.top
-        sight = "causal decoder" if self.function.causal else "model that looks both ways"
-        return f"a {sight} of {_count(top.depth, 'layer')}, {top.width} wide, over {top.vocab} tokens."
+        sight = "a causal decoder" if self.function.causal else "an encoder"
+        return f"{sight} of {_count(top.depth, 'layer')}, {top.width} wide, over {top.vocab} tokens."
 
     def model_py(self) -> str:
         from blockc.emit.loading import loading

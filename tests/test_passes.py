@@ -447,7 +447,6 @@ def test_a_pick_stands_only_where_something_needs_all_tokens(name: str) -> None:
             assert readers or picked in ends or picked.node in made.last.inputs, n.name
 
 
-@pytest.mark.xfail(strict=True, raises=GraphError, reason="VisibleBothWays is not token by token over its queries")
 def test_the_last_token_of_a_model_that_looks_both_ways() -> None:
     made = twin("llama3-8b", "attention.causal=false")
     given, ends = padded("left")

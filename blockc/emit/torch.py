@@ -189,7 +189,8 @@ class _Body:
         start = self[first.inputs[loop.chain]]
         self.names[loop.calls[-1][0]] = "x"
         cached = any(value in self.pasts for value in first.inputs)
-        return Step("cached_loop" if cached else "loop", ("x", *function.output_names[1:]), start, shape(first.types[0]),
+        template = "cached_loop" if cached else "loop" if sources else "plain_loop"
+        return Step(template, ("x", *function.output_names[1:]), start, shape(first.types[0]),
                     {"prefix": loop.prefix, "names": names, "sources": sources, "arguments": arguments})  # fmt: skip
 
 

@@ -160,6 +160,9 @@ class VisibleBothWays(Op):
         real = g.op("Less", g.op("Unsqueeze", args[1], g.constant([1, 2])), g.constant(np.array(FAR)))
         return [g.op("And", real, g.op("GreaterOrEqual", query, query))]
 
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((1, None), (2,))
+
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         return (Leaks("a mask that sees both ways"),)
 

@@ -65,7 +65,8 @@ class Rope(Model):
 
     def problems(self, head_dim: int) -> Iterator[Problem]:
         if self.dims is not None and self.pairs is not None:
-            yield Problem(("pairs",), "dims and pairs are two meanings of partial", "one of them", also=(("dims", ("dims",)),))
+            both = "dims and pairs are two meanings of partial"
+            yield Problem(("pairs",), both, "one of them", also=(("dims", ("dims",)),))
             return
         for key, count, most in (("dims", self.dims, head_dim), ("pairs", self.pairs, head_dim // 2)):
             if count is not None and count > most:

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from blockc.parts import Loc, Problem
 from blockc.source import Finding, Mapping, Place, Scalar, Sequence, Tree, find, finding, key_place, suggest
-from blockc.spec.keys import FOREIGN, LAYER_KEYS, TOP_KEYS
+from blockc.spec.keys import LAYER_KEYS, PATTERNS, TOP_KEYS
+from blockc.spec.words import FOREIGN, reserved
+
+Error = dict[str, Any]
 
 
 def from_pydantic(error: ValidationError, model: type[BaseModel], tree: Tree, where: Loc = ()) -> list[Finding]:
-    """One finding an error, `where` being the path of `tree` in the file."""
-    return [_finding(dict(e), model, tree, where) for e in error.errors(include_url=False, include_context=True)]
+    """One finding a path, `where` being the path of `tree` in the file."""
+    by_path: dict[Loc, list[Error]] = {}
+    for each in error.errors(include_url=False, include_context=True):
+        by_path.setdefault(_real_path(tree, each["loc"], each["type"]), []).append(dict(each))
+    # Under an unknown type, what is missing and what is too much belongs to another type.
+    retyped = {path[:-1] for path, errors in by_path.items() if path[-1:] == ("type",) and _is(errors, "literal_error")}
+    return [
+        _finding(path, errors, model, tree, where)
+        for path, errors in by_path.items()
+        if not (path[:-1] in retyped and _is(errors, "missing", "extra_forbidden"))
+    ]
 
 
-def from_problem(problem: Problem, tree: Tree, where: Loc) -> Finding:
+def _is(errors: list[Error], *kinds: str) -> bool:
+    return errors[0]["type"] in kinds
+
+
+def from_problem(problem: Problem, tree: Tree, where: Loc, name: str = "") -> Finding:
+    """`name` is what the part is called, where that is not its path in the tree."""
+    called = name or dotted((*where, *problem.loc[:-1]))
     others = [(label, value_place(tree, (*where, *loc))) for label, loc in problem.also]
+    known = not called or problem.message.startswith(called)
     return finding(
         value_place(tree, (*where, *problem.loc)),
-        f"{dotted(where)}: {problem.message}" if where and not problem.message.startswith(dotted(where)) else problem.message,
+        problem.message if known else f"{called}: {problem.message}",
         expected=problem.expected,
         got=problem.got,
         hint=problem.hint,
@@ -42,28 +61,36 @@ def dotted(path: Loc) -> str:
     return text
 
 
-def _finding(error: dict[str, Any], model: type[BaseModel], tree: Tree, where: Loc) -> Finding:
-    path, kind = _real_path(tree, error["loc"], error["type"]), error["type"]
-    name = dotted((*where, *path))
-    if kind == "extra_forbidden":
+def shown(tree: Tree) -> str:
+    """A value as it came, in the language's own words."""
+    match tree:
+        case Scalar():
+            return tree.text
+        case Sequence():
+            return "a list" if tree.items else "an empty list"
+        case Mapping():
+            return f"a mapping with {', '.join(tree.entries)}" if tree.entries else "an empty mapping"
+
+
+def _finding(path: Loc, errors: list[Error], model: type[BaseModel], tree: Tree, where: Loc) -> Finding:
+    error, name = errors[0], dotted((*where, *path))
+    if error["type"] == "union_tag_not_found":
+        path, name, error = (*path, "type"), f"{name}.type", {**error, "type": "missing"}
+    if error["type"] == "extra_forbidden":
         return _unknown_key(path, name, model, tree, where)
-    if kind == "missing":
-        parent = path[:-1]
-        return finding(
-            key_place(tree, parent) if parent else tree.place,
-            f"missing key {name}",
-            expected=_expected_of(model, path),
-            hint=f"no default is supplied: say {path[-1]}",
-        )
-    if kind == "union_tag_invalid":
+    if error["type"] == "missing":
+        return _missing_key(path, name, error, model, tree)
+    if error["loc"][-1] == "[key]":
+        key = str(path[-1])
+        return finding(key_place(tree, path), f"{name}: {_what(error)}", expected=_expected(error), got=key)
+    if error["type"] == "union_tag_invalid":
         path = (*path, "type")
     found = find(tree, path)
-    expected = _expected(error)
     return finding(
         value_place(tree, path),
         f"{name}: {_what(error)}",
-        expected=expected,
-        got=_got(found),
+        expected=" or ".join(dict.fromkeys(map(_expected, errors))),
+        got=shown(found),
         hint=_hint(error, found),
     )
 
@@ -83,6 +110,12 @@ def _real_path(tree: Tree, loc: Loc, kind: str) -> Loc:
     return tuple(path)
 
 
+def _missing_key(path: Loc, name: str, error: Error, model: type[BaseModel], tree: Tree) -> Finding:
+    expected = _tags(error) if "ctx" in error else _expected_of(model, path)
+    hint = f"no default is supplied: say {path[-1]}"
+    return finding(key_place(tree, path[:-1]), f"missing key {name}", expected=expected, hint=hint)
+
+
 def _unknown_key(path: Loc, name: str, model: type[BaseModel], tree: Tree, where: Loc) -> Finding:
     word = str(path[-1])
     known = sorted(_fields(_model_at(model, path[:-1])))
@@ -94,7 +127,12 @@ def _unknown_key(path: Loc, name: str, model: type[BaseModel], tree: Tree, where
 def unknown_key(place: Place, name: str, word: str, known: Iterable[str]) -> Finding:
     known = list(known)
     near = suggest(word, known)
-    hint = f"here it is {FOREIGN[word]}" if word in FOREIGN else f"did you mean {near}?" if near else ""
+    if word in FOREIGN:
+        hint = f"here it is {FOREIGN[word]}"
+    elif reserved(name):
+        hint = f"{word} is kept for a later version"
+    else:
+        hint = f"did you mean {near}?" if near else ""
     return finding(place, f"unknown key {name}", expected="one of " + ", ".join(known), got=word, hint=hint)
 
 
@@ -109,10 +147,7 @@ def _model_at(model: type[BaseModel], path: Loc) -> type[BaseModel] | None:
 def _model_of(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    for inner in get_args(annotation):
-        if found := _model_of(inner):
-            return found
-    return None
+    return next((found for inner in get_args(annotation) if (found := _model_of(inner))), None)
 
 
 def _fields(model: type[BaseModel] | None) -> Iterable[str]:
@@ -128,9 +163,9 @@ def _expected_of(model: type[BaseModel], path: Loc) -> str:
     if inner:
         return "a mapping with " + ", ".join(name for name, f in inner.model_fields.items() if f.is_required())
     if words := [str(word) for word in get_args(field.annotation) if isinstance(word, str | int)]:
-        return "one of " + ", ".join(words)
+        return _one_of(words)
     names: dict[Any, str] = {int: "an integer", float: "a number", str: "a word", bool: "true or false"}
-    return names.get(field.annotation, "")
+    return names.get(field.annotation, "a mapping" if "dict" in str(field.annotation) else "")
 
 
 _WANTED = {
@@ -144,56 +179,72 @@ _WANTED = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
+    "device_name": "another name",
 }
 
 
-def _expected(error: dict[str, Any]) -> str:
+def _expected(error: Error) -> str:
     context: dict[str, Any] = error.get("ctx", {})
-    kind = error["type"]
-    if kind == "greater_than":
-        return f"more than {context['gt']}"
-    if kind == "greater_than_equal":
-        return f"at least {context['ge']}"
-    if kind == "literal_error":
-        return "one of " + str(context["expected"]).replace("'", "").replace(" or ", ", ")
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return "a type: " + str(context.get("expected_tags", "learned, sinusoidal")).replace("'", "")
-    if kind == "string_pattern_mismatch":
-        return "ASCII letters, digits and . _ -, at most 100 of them, a letter or digit first"
-    return _WANTED.get(kind, str(error["msg"]))
+    match error["type"]:
+        case "greater_than":
+            return f"more than {context['gt']:g}"
+        case "greater_than_equal":
+            return f"at least {context['ge']:g}"
+        case "literal_error":
+            return _one_of(_words(error))
+        case "union_tag_invalid":
+            return _tags(error)
+        case "string_pattern_mismatch":
+            return PATTERNS[context["pattern"]][1]
+        case kind:
+            return _WANTED.get(kind, str(error["msg"]))
 
 
-def _what(error: dict[str, Any]) -> str:
-    kind = error["type"]
-    if kind in ("greater_than", "greater_than_equal"):
-        return "too small"
-    if kind == "literal_error":
-        return "not a word that is known here"
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return "no such type"
-    if kind == "string_pattern_mismatch":
-        return "not a name"
-    return "wrong kind of value"
+def _what(error: Error) -> str:
+    match error["type"]:
+        case "greater_than" | "greater_than_equal":
+            return "too small"
+        case "literal_error":
+            return "not a word that is known here"
+        case "union_tag_invalid":
+            return "no such type"
+        case "string_pattern_mismatch":
+            return PATTERNS[error["ctx"]["pattern"]][0]
+        case "device_name":
+            return "a name that Windows keeps for a device"
+        case _:
+            return "wrong kind of value"
 
 
-def _got(found: Tree) -> str:
-    if isinstance(found, Scalar):
-        return f'"{found.text}"' if found.quoted and not found.text.startswith(('"', "'")) else found.text
-    return "a mapping" if isinstance(found, Mapping) else "a list"
+def _words(error: Error) -> list[str]:
+    """The words of a Literal, which Pydantic lists as 'a', 'b' or 'c'."""
+    return str(error["ctx"]["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
 
 
-def _hint(error: dict[str, Any], found: Tree) -> str:
-    if not isinstance(found, Scalar):
-        return ""
-    if error["type"] in ("int_type", "float_type") and found.quoted and _numeric(str(found.value)):
-        return "remove the quotes"
-    if error["type"] in ("int_type", "int_from_float") and isinstance(found.value, float) and found.value.is_integer():
-        return f"write {int(found.value)}"
-    if error["type"] == "literal_error":
-        words = str(error["ctx"]["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
-        near = suggest(str(found.value), words)
-        return f"did you mean {near}?" if near else ""
-    return ""
+def _tags(error: Error) -> str:
+    return _one_of(str(error.get("ctx", {}).get("expected_tags", "learned, sinusoidal")).replace("'", "").split(", "))
+
+
+def _one_of(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else "one of " + ", ".join(words)
+
+
+def _hint(error: Error, found: Tree) -> str:
+    return next(_hints(error, found), "") if isinstance(found, Scalar) else ""
+
+
+def _hints(error: Error, found: Scalar) -> Iterator[str]:
+    kind, value = error["type"], found.value
+    if kind in ("int_type", "float_type") and isinstance(value, str) and found.quoted and _numeric(value):
+        yield "remove the quotes"
+    if kind == "string_type" and not found.quoted:
+        yield "quote it if it is text"
+    if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
+        yield f"write {int(value)}"
+    if kind in ("literal_error", "union_tag_invalid") and reserved(str(value)):
+        yield f"{value} is kept for a later version"
+    if kind == "literal_error" and (near := suggest(str(value), _words(error))):
+        yield f"did you mean {near}?"
 
 
 def _numeric(text: str) -> bool:

@@ -2,36 +2,73 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from blockc.parts import Attention, Mlp, Model, Norm, OrNone, Positions
+from blockc.spec import labels
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+LAYOUT = r"^[a-z0-9][a-z0-9._-]{0,99}$"
+KIND = r"^[a-z][a-z0-9_]{0,31}$"
+
+# What does not match a pattern, and what does.
+PATTERNS = {
+    NAME: ("not a name", "ASCII letters, digits and . _ -, at most 100 of them, a letter or digit first"),
+    LAYOUT: ("not the name of a checkpoint layout", "a word such as llama: a layout says how files name their tensors"),
+    KIND: ("not a name of a layer kind", "a letter a-z, then letters, digits and _, at most 32 in all"),
+    labels.PATTERN: ("not a label", labels.PATTERN_IN_WORDS),
+}
+
+
+def _no_device(name: str) -> str:
+    """A file called con or lpt1.txt cannot be made on Windows."""
+    if re.fullmatch(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", name, re.IGNORECASE):
+        raise PydanticCustomError("device_name", "a name that Windows keeps for a device")
+    return name
+
 
 Positive = Annotated[int, Field(gt=0)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Name = Annotated[str, Field(pattern=NAME), AfterValidator(_no_device)]
+Layout = Annotated[str, Field(pattern=LAYOUT)]
+Label = Annotated[str, Field(pattern=labels.PATTERN)]
+KindName = Annotated[str, Field(pattern=KIND)]
 
 Placement = Literal["pre", "post", "sandwich", "parallel_two"]
+
+# norm.placement is sugar for these terms, and for nothing else.
+PLACEMENTS: dict[str, list[Any]] = {
+    "pre": [{"residual": ["attention_norm", "attention"]}, {"residual": ["mlp_norm", "mlp"]}],
+    "post": [{"residual": ["attention"]}, "attention_post_norm", {"residual": ["mlp"]}, "mlp_post_norm"],
+    "sandwich": [
+        {"residual": ["attention_norm", "attention", "attention_post_norm"]},
+        {"residual": ["mlp_norm", "mlp", "mlp_post_norm"]},
+    ],
+    "parallel_two": [{"residual": [{"sum": [["attention_norm", "attention"], ["mlp_norm", "mlp"]]}]}],
+}
 
 
 class Embedding(Model):
     """Order: look up, scale, add positions."""
 
-    scale: Annotated[float, Field(gt=0)] | Literal["sqrt_width"] | None = None
+    scale: OrNone[PositiveFloat | Literal["sqrt_width"]] = None
 
 
 class Head(Model):
     """Order: linear, softcap. A tied head is the embedding's own matrix."""
 
     tied: bool
-    softcap: OrNone[Annotated[float, Field(gt=0)]] = None
+    softcap: OrNone[PositiveFloat] = None
 
 
 class NormKeys(Norm):
     """The norm of every label that ends in _norm, where the norms stand, and whether one follows the last layer."""
 
-    placement: Placement | None = None
+    placement: OrNone[Placement] = None
     final: bool | None = None
 
     @property
@@ -45,8 +82,13 @@ class LayerKeys(Model):
     norm: OrNone[NormKeys] = None
     attention: OrNone[Attention] = None
     mlp: OrNone[Mlp] = None
-    block: Annotated[list[Any] | None, Field(description="a term of the block algebra")] = None
-    parts: dict[Label, dict[str, Any]] | None = None
+    block: OrNone[Annotated[list[Any], Field(description="a term of the block algebra")]] = None
+    parts: OrNone[dict[Label, OrNone[dict[str, Any]]]] = None
+
+    @property
+    def own(self) -> frozenset[str]:
+        """The labels of `parts`."""
+        return frozenset(label for label, part in (self.parts or {}).items() if part is not None)
 
 
 class Expect(Model):
@@ -61,7 +103,7 @@ class Expect(Model):
 class Init(Model):
     """How an untrained model starts: the standard deviation of its matrices. No effect on the function."""
 
-    std: Annotated[float, Field(gt=0)]
+    std: PositiveFloat
 
 
 class Layers(Model):
@@ -70,7 +112,7 @@ class Layers(Model):
     first: list[Any] | None = None
     pattern: list[Any] | None = None
     last: list[Any] | None = None
-    kinds: dict[Label, dict[str, Any]]
+    kinds: dict[KindName, dict[str, Any]]
 
 
 class TopKeys(Model):
@@ -79,7 +121,7 @@ class TopKeys(Model):
     blockc: Literal[1]
     name: Name
     description: str | None = None
-    checkpoint: Name | None = None
+    checkpoint: OrNone[Layout] = None
     vocab: Positive
     width: Positive
     depth: Positive
@@ -87,9 +129,9 @@ class TopKeys(Model):
     positions: OrNone[Positions] = None
     embedding: OrNone[Embedding] = None
     head: Head
-    layers: Layers | None = None
-    init: Init | None = None
-    expect: Expect | None = None
+    layers: OrNone[Layers] = None
+    init: OrNone[Init] = None
+    expect: OrNone[Expect] = None
 
 
 class Document(TopKeys, LayerKeys):

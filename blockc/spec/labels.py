@@ -1,4 +1,4 @@
-"""Which words may label a part: a label is a path of parameters, an attribute of a module, a variable of its forward."""
+"""Which words may label a part: a path of parameters, an attribute of a module and a variable of its forward."""
 
 from __future__ import annotations
 
@@ -9,45 +9,39 @@ PATTERN = r"^[a-z][a-z0-9_]{0,63}$"
 PATTERN_IN_WORDS = "a letter a-z, then letters, digits and _, at most 64 in all"
 
 # Attributes of torch.nn.Module: a part of that name would take their place.
-_MODULE = frozenset(
-    """
-    add_module apply bfloat16 buffers call_super_init children compile cpu cuda double dump_patches eval extra_repr float
-    forward get_buffer get_extra_state get_parameter get_submodule half ipu load_state_dict modules mtia named_buffers
-    named_children named_modules named_parameters parameters register_backward_hook register_buffer register_forward_hook
-    register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
+_MODULE = """
+    add_module apply bfloat16 buffers call_super_init children compile cpu cuda double dump_patches eval extra_repr
+    float forward get_buffer get_extra_state get_parameter get_submodule half ipu load_state_dict modules mtia
+    named_buffers named_children named_modules named_parameters parameters register_backward_hook register_buffer
+    register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
     register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter
-    register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory
-    state_dict to to_empty train training type xpu zero_grad
-    """.split()
-)
+    register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule
+    share_memory state_dict to to_empty train training type xpu zero_grad
+"""
 # What emitted code calls its own values, and what stands at the head of its file.
-_EMITTED = frozenset(
-    """
-    attention_mask batch bias input_ids key keys_at labels layer layers loss nn past past_key past_key_values past_value
-    position_ids present queries_at self tokens torch value weight
-    """.split()
-)
-_HELPERS = frozenset(
-    """
+_EMITTED = """
+    attention_mask batch bias input_ids key keys_at labels layer layers loss nn past past_key past_key_values
+    past_value position_ids present queries_at self tokens torch value weight
+"""
+_HELPERS = """
     check_names copy_own copy_packed copy_renamed fitting grouped key_positions llama3_scaling next_token_loss
     offset_rms_norm open_tensors query_positions rotary_frequencies rotary_table rotate rotate_first sinusoidal
     softcap_attention still_pairs take_token token_loss visible visible_both_ways visible_within with_prefix
     without_ignored
-    """.split()
-)
+"""
 _MADE = re.compile(r"(x|mask|rotary|cos|sin)(_\d+)*|after_\w+|\w+_plus_\w+")  # the names of values in a layer
 
 
 def refusal(label: str) -> str:
     """Why this word cannot be a label, or nothing."""
     if not re.fullmatch(PATTERN, label):
-        return "it is not written in the letters of a label"
+        return f"a label is {PATTERN_IN_WORDS}"
     if keyword.iskeyword(label) or keyword.issoftkeyword(label):
         return "it is a word of Python"
     if label == "none":
         return "none turns a thing off"
-    if label in _MODULE:
+    if label in _MODULE.split():
         return "it is an attribute of every PyTorch module"
-    if label in _EMITTED or label in _HELPERS or _MADE.fullmatch(label):
-        return "emitted code has another use for it"
+    if label in (_EMITTED + _HELPERS).split() or _MADE.fullmatch(label):
+        return "emitted code calls something else so"
     return ""

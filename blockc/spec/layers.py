@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle, islice
 
-from blockc.source import Entry, Finding, Mapping, Place, Scalar, SpecError, Tree, finding, plain
-from blockc.spec.faults import unknown_key
+from blockc.source import Entry, Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, finding, plain, suggest
+from blockc.spec.faults import shown, unknown_key
 from blockc.spec.keys import LAYER_KEYS, Layers
+
+Run = tuple[str, int]  # a kind, and how often it is laid
+Path = tuple[str, ...]
+
+LISTS = ("first", "pattern", "last")
+SLOT = (("block",), ("norm", "placement"))  # two words for one thing: the later one replaces the other
 
 
 @dataclass(frozen=True)
@@ -23,78 +30,108 @@ def lay(tree: Mapping, layers: Layers | None, depth: int) -> tuple[Kind, ...]:
     base = Mapping({k: e for k, e in tree.entries.items() if k in LAYER_KEYS}, tree.place)
     if layers is None:
         return (Kind("layer", base),) * depth
-    at = tree.entries["layers"].value
-    assert isinstance(at, Mapping)
-    names = _sequence(at, depth, set(layers.kinds))
+    at = _mapping(tree, "layers")
     overlays = _overlays(at)
-    used = {part for name in names for part in name.split("+")}
-    if unused := [k for k in overlays if k not in used]:
-        raise SpecError([finding(_kind_key(at, unused[0]), f"layer kind {unused[0]} is defined and never laid")])
+    names = _sequence(at, depth, tree.entries["depth"].value.place, set(overlays))
+    used = {part for name in set(names) for part in name.split("+")}
+    if unused := [kind for kind in overlays if kind not in used]:
+        defined = _mapping(at, "kinds").entries
+        raise SpecError(
+            finding(defined[kind].key, f"layer kind {kind} is defined and never laid",
+                    hint="name it in first, pattern or last, or leave it out")
+            for kind in unused
+        )  # fmt: skip
     kinds = {name: Kind(name, _merged(base, name, overlays)) for name in dict.fromkeys(names)}
     return tuple(kinds[name] for name in names)
 
 
-def _sequence(at: Mapping, depth: int, known: set[str]) -> list[str]:
-    lists = {key: list(_entries(at, key, known)) for key in ("first", "pattern", "last")}
-    fixed = len(lists["first"]) + len(lists["last"])
+def _mapping(tree: Mapping, key: str) -> Mapping:
+    value = tree.entries[key].value
+    assert isinstance(value, Mapping)  # validated before
+    return value
+
+
+# The list of layers
+
+
+def _sequence(at: Mapping, depth: int, depth_place: Place, known: set[str]) -> list[str]:
+    """Counts are compared before anything is laid, so that no count is too large."""
+    runs = {key: tuple(_runs(at, key, known)) for key in LISTS}
+    fixed = sum(count for key in ("first", "last") for _, count in runs[key])
     middle = depth - fixed
-    place = next(entry.key for key, entry in at.entries.items() if key in (*lists, "kinds"))
-    if middle < 0 or (middle and not lists["pattern"]):
-        raise SpecError([finding(place, f"layers lays {fixed} layers, but depth is {depth}", str(depth), str(fixed),
-                                 "a pattern is tiled over what lies between first and last")])  # fmt: skip
-    if lists["pattern"] and not middle:
-        raise SpecError([finding(at.entries["pattern"].key, "the pattern has no room: first and last fill the depth")])
-    tiled = [lists["pattern"][i % len(lists["pattern"])] for i in range(middle)]
-    return [*lists["first"], *tiled, *lists["last"]]
+    place = next(entry.key for key, entry in at.entries.items() if key in (*LISTS, "kinds"))
+    others = [("depth is here", depth_place)]
+    if middle < 0 or (middle and not runs["pattern"]):
+        raise SpecError([finding(place, f"first and last lay {fixed}, and depth is {depth}", expected=f"{depth} layers",
+                                 got=str(fixed), hint="a pattern is tiled over what lies between first and last",
+                                 others=others)])  # fmt: skip
+    if runs["pattern"] and not middle:
+        raise SpecError([finding(at.entries["pattern"].key, "the pattern has no room: first and last fill the depth",
+                                 expected=f"a depth above {fixed}, or no pattern", others=others)])  # fmt: skip
+    tiled = islice(cycle(_laid(runs["pattern"])), middle)
+    return [*_laid(runs["first"]), *tiled, *_laid(runs["last"])]
 
 
-def _entries(at: Mapping, key: str, known: set[str]) -> Iterator[str]:
-    """A list of `kind`, `kindA+kindB` or {kind: count} as single kinds."""
-    if key not in at.entries:
-        return
-    listed = at.entries[key].value
-    for item in getattr(listed, "items", ()):
+def _laid(runs: tuple[Run, ...]) -> Iterator[str]:
+    return (name for name, count in runs for _ in range(count))
+
+
+def _runs(at: Mapping, key: str, known: set[str]) -> Iterator[Run]:
+    listed = at.entries[key].value if key in at.entries else None
+    for item in listed.items if isinstance(listed, Sequence) else ():
         name, count, place = _entry(item)
         for part in name.split("+"):
             if part not in known:
-                raise SpecError([finding(place, f"layer kind {part} is not defined", "one of " + ", ".join(sorted(known)), part)])
-        for _ in range(count):
-            yield name
+                near = suggest(part, known)
+                raise SpecError([finding(place, f"layer kind {part} is not defined",
+                                         expected="one of " + ", ".join(sorted(known)), got=part,
+                                         hint=f"did you mean {near}?" if near else "")])  # fmt: skip
+        yield name, count
 
 
 def _entry(item: Tree) -> tuple[str, int, Place]:
-    if isinstance(item, Scalar) and isinstance(item.value, str):
-        return item.value, 1, item.place
-    if isinstance(item, Mapping) and len(item.entries) == 1:
-        (name, entry), = item.entries.items()
-        count = plain(entry.value)
-        if isinstance(count, int) and not isinstance(count, bool) and 0 < count <= 100_000:
-            return name, count, entry.key
-    raise SpecError([finding(item.place, "not a layer entry", "kind, kindA+kindB or {kind: count}", str(plain(item)))])
+    """kind, kindA+kindB or {kind: count}: the name, the count, and where the name stands."""
+    match item:
+        case Scalar(value=str() as name):
+            return name, 1, item.place
+        case Mapping(entries=entries) if len(entries) == 1:
+            ((name, entry),) = entries.items()
+            count = plain(entry.value)
+            if isinstance(count, int) and not isinstance(count, bool) and count > 0:
+                return name, count, entry.key
+            raise SpecError([finding(entry.value.place, f"not a count of {name} layers", expected="an integer above 0",
+                                     got=shown(entry.value))])  # fmt: skip
+        case _:
+            raise SpecError([finding(item.place, "not a layer entry", expected="kind, kindA+kindB or {kind: count}",
+                                     got=shown(item))])  # fmt: skip
+
+
+# The kinds
 
 
 def _overlays(at: Mapping) -> dict[str, Mapping]:
-    kinds = at.entries["kinds"].value
-    assert isinstance(kinds, Mapping)
-    overlays: dict[str, Mapping] = {}
-    for name, entry in kinds.entries.items():
-        assert isinstance(entry.value, Mapping)
-        for key, inner in entry.value.entries.items():
-            if key not in LAYER_KEYS:
-                raise SpecError([unknown_key(inner.key, f"layers.kinds.{name}.{key}", key, sorted(LAYER_KEYS))])
-        overlays[name] = entry.value
+    """What each kind says, every key of it one that a kind may say."""
+    kinds = _mapping(at, "kinds")
+    overlays = {name: _mapping(kinds, name) for name in kinds.entries}
+    if faults := [fault for name, overlay in overlays.items() for fault in _overlay_faults(name, overlay)]:
+        raise SpecError(faults)
     return overlays
 
 
-def _kind_key(at: Mapping, name: str) -> Place:
-    kinds = at.entries["kinds"].value
-    assert isinstance(kinds, Mapping)
-    return kinds.entries[name].key
+def _overlay_faults(name: str, overlay: Mapping) -> Iterator[Finding]:
+    for key, entry in overlay.entries.items():
+        if key not in LAYER_KEYS:
+            yield unknown_key(entry.key, f"layers.kinds.{name}.{key}", key, sorted(LAYER_KEYS))
+    for path, place in _leaves(overlay, ()):
+        if path == ("norm", "final"):
+            yield finding(place, f"layers.kinds.{name}.norm.final: the final norm is the model's, not a layer's",
+                          hint="write it under the top-level norm")  # fmt: skip
 
 
 def _merged(base: Mapping, name: str, overlays: dict[str, Mapping]) -> Mapping:
     parts = name.split("+")
-    _refuse_shared_leaves(parts, overlays)
+    if faults := list(_clashes(parts, overlays)):
+        raise SpecError(faults)
     for part in parts:
         base = _slot(merge(base, overlays[part]), overlays[part])
     return base
@@ -102,13 +139,12 @@ def _merged(base: Mapping, name: str, overlays: dict[str, Mapping]) -> Mapping:
 
 def _slot(merged: Mapping, overlay: Mapping) -> Mapping:
     """block and norm.placement say the same thing: the kind's own word replaces the inherited one."""
+    says = {path for path, _ in _leaves(overlay, ())} & set(SLOT)
     norm = merged.entries.get("norm")
-    over = overlay.entries.get("norm")
-    says_placement = over is not None and isinstance(over.value, Mapping) and "placement" in over.value.entries
-    if "block" in overlay.entries and not says_placement and norm and isinstance(norm.value, Mapping):
+    if says == {("block",)} and norm and isinstance(norm.value, Mapping):
         kept = Mapping({k: e for k, e in norm.value.entries.items() if k != "placement"}, norm.value.place)
         return Mapping({**merged.entries, "norm": Entry(norm.key, kept)}, merged.place)
-    if says_placement and "block" not in overlay.entries:
+    if says == {("norm", "placement")}:
         return Mapping({k: e for k, e in merged.entries.items() if k != "block"}, merged.place)
     return merged
 
@@ -117,12 +153,10 @@ def merge(below: Mapping, above: Mapping) -> Mapping:
     """Mappings by key; anything else replaces, and so does a mapping whose type changes."""
     entries = dict(below.entries)
     for key, entry in above.entries.items():
-        old = entries.get(key)
-        both = old is not None and isinstance(old.value, Mapping) and isinstance(entry.value, Mapping)
-        if both and not _retyped(old.value, entry.value):  # type: ignore[union-attr, arg-type]
-            entries[key] = Entry(entry.key, merge(old.value, entry.value))  # type: ignore[union-attr, arg-type]
-        else:
-            entries[key] = entry
+        old = entries[key].value if key in entries else None
+        if isinstance(old, Mapping) and isinstance(entry.value, Mapping) and not _retyped(old, entry.value):
+            entry = Entry(entry.key, merge(old, entry.value))
+        entries[key] = entry
     return Mapping(entries, above.place)
 
 
@@ -132,21 +166,31 @@ def _retyped(below: Mapping, above: Mapping) -> bool:
     return plain(above.entries["type"].value) != plain(below.entries["type"].value)
 
 
-def _refuse_shared_leaves(parts: list[str], overlays: dict[str, Mapping]) -> None:
-    seen: dict[tuple[str, ...], tuple[str, Place]] = {}
-    faults: list[Finding] = []
+def _clashes(parts: list[str], overlays: dict[str, Mapping]) -> Iterator[Finding]:
+    """Joined kinds may not say the same thing, nor one turn off what the other fills."""
+    leaves: dict[Path, tuple[str, Place]] = {}
+    filled: dict[Path, tuple[str, Place]] = {}  # the mappings that hold a leaf
     for part in parts:
-        for path, place in _leaves(overlays[part], ()):
-            if path in seen:
-                other, first = seen[path]
-                faults.append(finding(place, f"{'.'.join(path)} is set by both {other} and {part}, which are joined by +",
-                                      others=[(f"in {other}", first)]))  # fmt: skip
-            seen[path] = (part, place)
-    if faults:
-        raise SpecError(faults)
+        said = tuple(_leaves(overlays[part], ()))
+        for path, place in said:
+            first = filled.get(path) or next((leaves[other] for other in _upwards(path) if other in leaves), None)
+            if first is not None:
+                yield finding(place, f"{'.'.join(path)} is set by both {first[0]} and {part}, which are joined by +",
+                              others=[(f"in {first[0]}", first[1])])  # fmt: skip
+        for path, place in said:
+            leaves.setdefault(path, (part, place))
+            filled.update({path[:n]: (part, place) for n in range(1, len(path))})
 
 
-def _leaves(tree: Mapping, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Place]]:
+def _upwards(path: Path) -> Iterator[Path]:
+    """A path, the other word of its slot, and the paths above it."""
+    yield path
+    if path in SLOT:
+        yield SLOT[1 - SLOT.index(path)]
+    yield from (path[:n] for n in range(len(path) - 1, 0, -1))
+
+
+def _leaves(tree: Mapping, path: Path) -> Iterator[tuple[Path, Place]]:
     for key, entry in tree.entries.items():
         if isinstance(entry.value, Mapping):
             yield from _leaves(entry.value, (*path, key))

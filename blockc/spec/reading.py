@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from blockc.parts import Part
-from blockc.source import Entry, Finding, Mapping, Place, SpecError, Tree, finding, key_place, override, plain, read
-from blockc.spec.faults import from_problem, from_pydantic
-from blockc.spec.keys import LAYER_KEYS, TOP_KEYS, LayerKeys, NormKeys, TopKeys
+from blockc.source import Finding, Mapping, Place, SpecError, finding, key_place, override, plain, read
+from blockc.spec.faults import from_problem, from_pydantic, shown
+from blockc.spec.keys import LAYER_KEYS, PLACEMENTS, TOP_KEYS, LayerKeys, NormKeys, TopKeys
 from blockc.spec.layers import Kind, lay
 
 M = TypeVar("M", bound=BaseModel)
@@ -31,6 +31,15 @@ class Layer:
     def place(self, *path: str | int) -> Place:
         return key_place(self.tree, path)
 
+    @property
+    def term(self) -> list[Any]:
+        """The layer's term as plain lists and mappings, whichever word it was said by."""
+        if self.keys.block is not None:
+            return self.keys.block
+        assert self.keys.norm is not None  # _layer_faults saw to it
+        assert self.keys.norm.placement is not None
+        return PLACEMENTS[self.keys.norm.placement]
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -44,6 +53,11 @@ class Spec:
     @property
     def name(self) -> str:
         return self.top.name
+
+    @cached_property
+    def distinct(self) -> tuple[Layer, ...]:
+        """The first layer of each kind."""
+        return tuple({layer.kind: layer for layer in reversed(self.layers)}.values())[::-1]
 
     @cached_property
     def kinds(self) -> dict[str, int]:
@@ -73,8 +87,8 @@ def from_tree(tree: Mapping) -> Spec:
         faults += more
     else:
         if top.depth > MAX_DEPTH:
-            raise SpecError([finding(key_place(tree, ("depth",)), "more layers than can be laid out one by one",
-                                     f"at most {MAX_DEPTH}", str(top.depth))])  # fmt: skip
+            raise SpecError([finding(tree.entries["depth"].value.place, "more layers than can be laid out one by one",
+                                     expected=f"at most {MAX_DEPTH}", got=str(top.depth))])  # fmt: skip
         layers, more = _layers(tree, top)
         final, last = _final_norm(tree, layers)
         faults += more + last + list(_position_faults(tree, top, layers))
@@ -85,10 +99,14 @@ def from_tree(tree: Mapping) -> Spec:
 
 def _version_first(tree: Mapping) -> None:
     if "blockc" not in tree.entries:
-        raise SpecError([finding(tree.place, "missing key blockc", "blockc: 1", hint="the first line of a spec")])
+        hint = "it is the first line of a spec"
+        raise SpecError([finding(tree.place, "missing key blockc", expected="blockc: 1", hint=hint)])
     entry = tree.entries["blockc"]
-    if plain(entry.value) is True or plain(entry.value) != 1 or not isinstance(plain(entry.value), int):
-        raise SpecError([finding(entry.value.place, "unknown version of the language", "1", str(plain(entry.value)))])
+    version, got = plain(entry.value), shown(entry.value)
+    if type(version) is not int or version != 1:
+        raise SpecError([finding(entry.value.place, "unknown version of the language", expected="1", got=got)])
+    if next(iter(tree.entries)) != "blockc":
+        raise SpecError([finding(entry.key, "blockc is not the first key", hint="write it on the first line")])
 
 
 def _only(tree: Mapping, keys: frozenset[str], keep_unknown: bool = False) -> Mapping:
@@ -114,28 +132,32 @@ def _layers(tree: Mapping, top: TopKeys) -> tuple[tuple[Layer, ...], list[Findin
         faults += found
         if keys is not None:
             made[kind.name] = Layer(kind.name, keys, kind.tree)
-            faults += _layer_faults(made[kind.name], top)
+            faults += _layer_faults(made[kind.name], top, tree.place)
     if faults:
         return (), _distinct(faults)
     return tuple(made[kind.name] for kind in kinds), []
 
 
-def _layer_faults(layer: Layer, top: TopKeys) -> Iterator[Finding]:
+def _layer_faults(layer: Layer, top: TopKeys, root: Place) -> Iterator[Finding]:
+    """What is missing everywhere is missing at the root of the file."""
     for key, part in occupants(layer.keys):
         for problem in part.problems(top.width, top.context):
             yield from_problem(problem, layer.tree, (key,))
-    norm, tree = layer.keys.norm, layer.tree
-    placement = norm.placement if norm else None
-    if placement and layer.keys.block is not None:
-        yield finding(key_place(tree, ("norm", "placement")), "norm.placement and block say the same thing", "one of them",
-                      others=[("block is here", key_place(tree, ("block",)))])  # fmt: skip
-    if layer.keys.block is None and placement is None:
-        yield finding(key_place(tree, ("norm",)), "missing key norm.placement",
-                      "one of pre, post, sandwich, parallel_two, or a block")  # fmt: skip
-    if placement:
-        for key in ("attention", "mlp"):
-            if getattr(layer.keys, key) is None:
-                yield finding(tree.place, f"missing key {key}", hint=f"norm.placement {placement} has one; a block need not")
+    keys, tree = layer.keys, layer.tree
+    placement = keys.norm.placement if keys.norm else None
+    if placement and keys.block is not None:
+        yield finding(key_place(tree, ("norm", "placement")), "norm.placement and block say the same thing",
+                      expected="one of them", others=[("block is here", key_place(tree, ("block",)))])  # fmt: skip
+    if placement is None and keys.block is None:
+        missing = "norm.placement" if keys.norm else "norm"
+        yield finding(layer.place("norm") if "norm" in tree.entries else root, f"missing key {missing}",
+                      expected=f"norm.placement, one of {', '.join(PLACEMENTS)}; or a block")  # fmt: skip
+    for key in ("attention", "mlp"):
+        if placement and getattr(keys, key) is None and key not in keys.own:
+            place, message = root, f"missing key {key}"
+            if key in tree.entries:
+                place, message = layer.place(key), f"norm.placement {placement} places the {key}, which is none"
+            yield finding(place, message, hint=f"for a layer without an {key}, write a block")
 
 
 def occupants(keys: LayerKeys) -> Iterator[tuple[str, Part]]:
@@ -146,13 +168,15 @@ def occupants(keys: LayerKeys) -> Iterator[tuple[str, Part]]:
 
 
 def _final_norm(tree: Mapping, layers: tuple[Layer, ...]) -> tuple[NormKeys | None, list[Finding]]:
-    """The norm after the last layer: the top-level one; by default there, except where norms stand after each addition."""
+    """The norm after the last layer: the top-level one, and there unless norms stand after each addition."""
     if "norm" not in tree.entries or not layers:
         return None, []
     written = tree.entries["norm"].value
     norm, faults = _validated(NormKeys, written, ("norm",)) if isinstance(written, Mapping) else (None, [])
     if norm is None:
         return None, faults
+    if problems := list(norm.problems(0, 0)):
+        return None, [from_problem(problem, tree, ("norm",)) for problem in problems]
     placement = layers[-1].keys.norm.placement if layers[-1].keys.norm else None
     final = norm.final if norm.final is not None else placement != "post"
     return (norm if final else None), []
@@ -160,10 +184,15 @@ def _final_norm(tree: Mapping, layers: tuple[Layer, ...]) -> tuple[NormKeys | No
 
 def _position_faults(tree: Mapping, top: TopKeys, layers: tuple[Layer, ...]) -> Iterator[Finding]:
     """How a token's place is known is always said: positions, rope, or positions: none."""
-    roped = any(layer.keys.attention and layer.keys.attention.rope for layer in layers)
-    if layers and not roped and "positions" not in tree.entries:
-        yield finding(tree.place, "nothing says where a token stands", "positions or attention.rope",
+    if layers and "positions" not in tree.entries and not any(_ropes(layer.keys) for layer in layers):
+        yield finding(tree.place, "nothing says where a token stands", expected="positions or attention.rope",
                       hint="write positions: none for a model without")  # fmt: skip
+
+
+def _ropes(keys: LayerKeys) -> bool:
+    attentions: list[Any] = [part.get("attention") for part in (keys.parts or {}).values() if part]
+    inherited = keys.attention is not None and keys.attention.rope is not None
+    return inherited or any(isinstance(a, dict) and a.get("rope", "none") != "none" for a in attentions)
 
 
 def _distinct(faults: list[Finding]) -> list[Finding]:
@@ -173,10 +202,6 @@ def _distinct(faults: list[Finding]) -> list[Finding]:
 
 def _in_order(faults: list[Finding]) -> list[Finding]:
     return sorted(_distinct(faults), key=lambda f: (f.place.file, f.place.line, f.place.column))
-
-
-def merged(tree: Mapping, key: str, value: Tree) -> Mapping:
-    return Mapping({**tree.entries, key: Entry(value.place, value)}, tree.place)
 
 
 def written(model: BaseModel) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
-from blockc.spec.keys import LayerKeys
+from blockc.source import plain
+from blockc.source.text import resolve as scalar
+from blockc.spec.own import key_of, own_part
 from blockc.spec.reading import Layer, Spec, written
 
 _ORDER = (
@@ -15,64 +18,108 @@ _ORDER = (
 )  # fmt: skip
 _SLOTS = ("block", "placement")  # one replaces the other; neither is removed by a word
 
+Keys = dict[str, Any]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what our reader would take for something else than text: PyYAML quotes for YAML 1.1."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = None if scalar(text) == text else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
 
 def resolved_text(spec: Spec) -> str:
-    return yaml.safe_dump(resolved(spec), default_flow_style=None, sort_keys=False, width=100, allow_unicode=True)
+    return yaml.dump(
+        resolved(spec), Dumper=_Dumper, default_flow_style=None, sort_keys=False, width=100, allow_unicode=True
+    )
 
 
-def resolved(spec: Spec) -> dict[str, Any]:
-    """The keys of the first layer's kind at the top, the other kinds as what they change of it."""
-    base = _layer(spec.layers[0], spec.top.width)
+def resolved(spec: Spec) -> Keys:
+    """The keys of the first layer's kind at the top, the other kinds as what they change of it.
+
+    A kind that is laid joined to another has no values of its own: then the spec stays as it was written.
+    """
+    if any("+" in kind for kind in spec.kinds):
+        said: Any = plain(spec.tree)
+    else:
+        said = _said(spec)
+    return {key: said[key] for key in _ORDER if key in said}
+
+
+def _said(spec: Spec) -> Keys:
+    width = spec.top.width
+    base = _layer(spec.distinct[0], width)
     if spec.final_norm is not None:
         base["norm"] = {**written(spec.final_norm), "final": True}
         if "block" in base:
             base["norm"].pop("placement", None)
     elif "norm" in base:
         base["norm"]["final"] = False
-    said: dict[str, Any] = written(spec.top) | base
+    said = written(spec.top) | base
     if spec.top.positions is None:
         said["positions"] = "none"
     if spec.top.layers is not None:
-        firsts = {layer.kind: layer for layer in reversed(spec.layers)}
-        kinds = _changes(spec, base, firsts)
-        said["layers"] = {**{k: v for k, v in said["layers"].items() if k != "kinds"}, "kinds": kinds}
-    return {key: said[key] for key in _ORDER if key in said}
-
-
-def _changes(spec: Spec, base: dict[str, Any], firsts: dict[str, Layer]) -> dict[str, Any]:
-    """A kind that is only laid joined to others keeps its own words: its values are not its alone."""
-    assert spec.top.layers is not None
-    return {
-        name: _difference(base, _layer(firsts[name], spec.top.width)) if name in firsts and not _joined(name, firsts) else keys
-        for name, keys in spec.top.layers.kinds.items()
-    }
-
-
-def _joined(name: str, firsts: dict[str, Layer]) -> bool:
-    return any(name in kind.split("+") for kind in firsts if "+" in kind)
-
-
-def _layer(layer: Layer, width: int) -> dict[str, Any]:
-    keys: LayerKeys = layer.keys
-    said = written(keys)
-    if keys.attention is not None:
-        said["attention"] = written(keys.attention.resolved(width))
-    if keys.mlp is not None:
-        said["mlp"] = written(keys.mlp.resolved(width))
-    if keys.norm is not None:
-        said["norm"].pop("final", None)
+        said["layers"]["kinds"] = {layer.kind: _difference(base, _layer(layer, width)) for layer in spec.distinct}
     return said
 
 
-def _difference(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def _layer(layer: Layer, width: int) -> Keys:
+    """What a layer is made of: the keys and parts that its term reads, with derived values."""
+    said = written(layer.keys)
+    labels = set(_labels(layer.term))
+    own = sorted(labels & layer.keys.own)
+    parts = {label: _own(layer, label, width) for label in own}
+    read = {key_of(label) for label in labels.difference(own)}
+    for key, part in (("attention", layer.keys.attention), ("mlp", layer.keys.mlp)):
+        if part is not None:
+            said[key] = written(part.resolved(width))
+    if layer.keys.norm is not None:
+        said["norm"].pop("final", None)
+    unread = {"attention", "mlp", "norm"} - read | {"parts"}
+    return {key: value for key, value in said.items() if key not in unread} | ({"parts": parts} if parts else {})
+
+
+def _own(layer: Layer, label: str, width: int) -> Keys:
+    """A part in full, with `none` for what the layer's own key has and the part has not."""
+    own = own_part(layer, label)
+    said = written(own.part.resolved(width))
+    inherited = getattr(layer.keys, own.key)
+    removed = set(written(inherited)) & set(type(own.part).model_fields) - set(said) if inherited else set[str]()
+    return {own.key: said | dict.fromkeys(sorted(removed), "none")}
+
+
+def _labels(term: Any) -> Iterator[str]:
+    match term:
+        case str():
+            yield term
+        case list():
+            for inner in term:
+                yield from _labels(inner)
+        case dict():
+            for inner in term.values():
+                yield from _labels(inner)
+        case _:
+            pass
+
+
+def _alike(old: Keys, new: Keys) -> bool:
+    return old.get("type") == new.get("type")
+
+
+def _difference(below: Keys, above: Keys) -> Keys:
     """What merged over `below` gives `above`."""
-    change: dict[str, Any] = {}
+    change: Keys = {}
     for key, value in above.items():
         old = below.get(key)
-        if isinstance(value, dict) and isinstance(old, dict) and value.get("type") == old.get("type"):  # pyright: ignore
-            if inner := _difference(old, value):  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(value, dict) and isinstance(old, dict) and _alike(old, value):
+            if inner := _difference(old, value):
                 change[key] = inner
         elif value != old:
             change[key] = value
     removed = [key for key in below if key not in above and key not in (*_SLOTS, "final")]
-    return change | {key: "none" for key in removed}
+    return change | dict.fromkeys(removed, "none")

@@ -16,7 +16,8 @@ FOREIGN = {
     "attention_bias": "attention.bias, a list of q k v o",
     "sliding_window": "attention.window", "sliding_window_size": "attention.window",
     "attn_logit_softcapping": "attention.softcap", "final_logit_softcapping": "head.softcap",
-    "rope_theta": "attention.rope.theta", "rotary_emb_base": "attention.rope.theta", "rope_base": "attention.rope.theta",
+    "rope_theta": "attention.rope.theta", "rotary_emb_base": "attention.rope.theta",
+    "rope_base": "attention.rope.theta",
     "rope_scaling": "attention.rope.scaling", "rotary_dim": "attention.rope.dims",
     "rotary_pct": "attention.rope.dims, a number of coordinates",
     "partial_rotary_factor": "attention.rope.dims, a number of coordinates",
@@ -30,21 +31,21 @@ FOREIGN = {
     "vocab_size": "vocab", "padded_vocab_size": "vocab",
     "max_position_embeddings": "context", "n_positions": "context", "n_ctx": "context", "block_size": "context",
     "max_seq_len": "context", "seq_len": "context", "context_length": "context",
-    "tie_word_embeddings": "head.tied", "tie_embeddings": "head.tied", "model_type": "the keys that say it: no family is known by name",
+    "tie_word_embeddings": "head.tied", "tie_embeddings": "head.tied",
+    "model_type": "the keys that say it: no family is known by name",
     "use_parallel_residual": "norm.placement: parallel_two",
-    "kv_groups": "attention.kv_heads: the number of key-value heads, that is, of groups (kv_groups is read two ways in the field)",
+    "kv_groups": "attention.kv_heads: the number of key-value heads, that is, of groups "
+    "(kv_groups is read two ways in the field)",
     "version": "blockc: 1",
 }  # fmt: skip
 
 # Refused, and said to be so. A word of two parts is reserved under that key alone.
-RESERVED = frozenset(
-    """
+RESERVED = """
     encoder decoder cross_attention conv mamba delta relative_bias streams side_inputs residual_scale
     alibi qk_norm v_norm clip sinks output_gate latent kv_from v_from experts
     embedding.width embedding.norm head.bias head.scale norm.weight positions.offset
     interleaved linear yarn longrope dynamic reglu swiglu_clamped relu2 silu branch parallel_one
-    """.split()
-)
+""".split()  # noqa: SIM905 - a table, not a list
 
 
 def reserved(name: str) -> bool:

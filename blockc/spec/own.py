@@ -1,0 +1,59 @@
+"""parts: a label of its own for a variation on the layer's attention, mlp or norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from blockc.parts import Attention, Mlp, Norm, Part
+from blockc.source import Mapping, SpecError, find, finding, key_place, plain
+from blockc.spec.faults import from_pydantic, shown
+from blockc.spec.layers import merge
+from blockc.spec.reading import Layer
+
+PART_CLASSES: dict[str, type[Part]] = {"attention": Attention, "mlp": Mlp, "norm": Norm}
+
+
+def key_of(label: str) -> str | None:
+    """The key that a label stands for where `parts` has none of that name."""
+    if label in ("attention", "mlp", "norm"):
+        return label
+    return "norm" if label.endswith("_norm") else None
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """What parts.<label> stands for: which key it varies, the part, and the tree that it was read from."""
+
+    key: str
+    part: Part
+    tree: Mapping
+
+
+def own_part(layer: Layer, label: str) -> OwnPart:
+    """parts: {label: {mlp: {...}}} merged over the layer's mlp. Raises SpecError."""
+    key, change = _change(layer, label)
+    model, tree = PART_CLASSES[key], change
+    base = layer.tree.entries.get(key)
+    if base is not None and isinstance(base.value, Mapping):
+        inherited = {k: e for k, e in base.value.entries.items() if k in model.model_fields}
+        tree = merge(Mapping(inherited, base.value.place), change)
+    try:
+        return OwnPart(key, model.model_validate(plain(tree)), tree)
+    except ValidationError as error:
+        raise SpecError(from_pydantic(error, model, tree, ("parts", label, key))) from None
+
+
+def _change(layer: Layer, label: str) -> tuple[str, Mapping]:
+    """The one key that the part varies, and what it says of it."""
+    path = ("parts", label)
+    tree = find(layer.tree, path)
+    entries = tree.entries if isinstance(tree, Mapping) else {}
+    said = {key: entry.value for key, entry in entries.items() if plain(entry.value) != "none"}
+    for key, value in said.items():
+        if len(said) == 1 and key in PART_CLASSES and isinstance(value, Mapping):
+            return key, value
+    expected = "{mlp: {...}}: what it changes of the key of that name"
+    message = f"part {label} is not one of {', '.join(PART_CLASSES)}"
+    raise SpecError([finding(key_place(layer.tree, path), message, expected=expected, got=shown(tree))])

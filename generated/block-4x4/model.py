@@ -1,0 +1,217 @@
+"""block-4x4: a causal decoder of 2 layers, 4 wide, over 16 tokens.
+
+532 parameters. Shapes: B batch, S new tokens, P past tokens, T = P + S in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def query_positions(attention_mask: Tensor, tokens: int) -> Tensor:
+    """Where the last `tokens` tokens stand among the real ones: (B, T) -> (B, tokens)."""
+    return attention_mask.cumsum(1)[:, attention_mask.shape[1] - tokens :] - 1
+
+
+def key_positions(attention_mask: Tensor) -> Tensor:
+    """Where each token stands among the real ones; padding stands where no query reaches: (B, T) -> (B, T)."""
+    return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask == 0, 2**30)
+
+
+def visible(query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """True where a query sees a key, itself and everything before it: (B, S), (B, T) -> (B, 1, S, T)."""
+    return query_positions[:, None, :, None] >= key_positions[:, None, None, :]
+
+
+def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of each token given those before it, in fp32; labels of -100 do not count."""
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
+
+
+class Attention(nn.Module):
+    """1 query heads of 4 read 1 key-value heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(4, 4, bias=False)
+        self.k = nn.Linear(4, 4, bias=False)
+        self.v = nn.Linear(4, 4, bias=False)
+        self.o = nn.Linear(4, 4, bias=False)
+
+    def forward(
+        self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.q(x)  # (B, S, 4)
+        q_heads = q.unflatten(2, (1, 4)).transpose(1, 2)  # (B, 1, S, 4)
+        k = self.k(x)  # (B, S, 4)
+        k_heads = k.unflatten(2, (1, 4)).transpose(1, 2)  # (B, 1, S, 4)
+        v = self.v(x)  # (B, S, 4)
+        v_heads = v.unflatten(2, (1, 4)).transpose(1, 2)  # (B, 1, S, 4)
+        key = torch.cat((past_key, k_heads), dim=2)  # (B, 1, T, 4)
+        value = torch.cat((past_value, v_heads), dim=2)  # (B, 1, T, 4)
+        mixed = F.scaled_dot_product_attention(
+            q_heads, key, value, attn_mask=mask, scale=0.5
+        )  # (B, 1, S, 4)
+        joined = mixed.transpose(1, 2).flatten(2)  # (B, S, 4)
+        o = self.o(joined)  # (B, S, 4)
+        return o, key, value
+
+
+class MLP(nn.Module):
+    """down(relu(up x)), 16 wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 16, bias=False)
+        self.down = nn.Linear(16, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.up(x)  # (B, S, 16)
+        activated = F.relu(up)  # (B, S, 16)
+        down = self.down(activated)  # (B, S, 4)
+        return down
+
+
+class Layer(nn.Module):
+    """x = x + attention(attention_norm(x)); x = x + mlp(mlp_norm(x))"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(4, eps=1e-06)
+        self.attention = Attention()
+        self.mlp_norm = nn.RMSNorm(4, eps=1e-06)
+        self.mlp = MLP()
+
+    def forward(
+        self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        attention_norm = self.attention_norm(x)  # (B, S, 4)
+        attention, key, value = self.attention(attention_norm, mask, past_key, past_value)  # (B, S, 4)
+        after_attention = x + attention  # (B, S, 4)
+        mlp_norm = self.mlp_norm(after_attention)  # (B, S, 4)
+        mlp = self.mlp(mlp_norm)  # (B, S, 4)
+        after_mlp = after_attention + mlp  # (B, S, 4)
+        return after_mlp, key, value
+
+
+class Output(NamedTuple):
+    """logits (B, S, vocab); past_key_values to pass in with the next tokens; loss where labels were given."""
+
+    logits: Tensor
+    past_key_values: tuple[tuple[Tensor, ...], ...]
+    loss: Tensor | None
+
+
+class Model(nn.Module):
+    """Token ids to logits: a causal decoder of 2 layers, 4 wide, over 16 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 4)
+        self.layers = nn.ModuleList([Layer() for _ in range(2)])
+        self.final_norm = nn.RMSNorm(4, eps=1e-06)
+        self.head = nn.Linear(4, 16, bias=False)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: tuple[tuple[Tensor, ...], ...] | None = None,
+        labels: Tensor | None = None,
+    ) -> Output:
+        """Logits of each new token.
+
+        input_ids (B, S); attention_mask (B, T), 0 at padding on either side; position_ids (B, S), by default counted
+        from the mask; past_key_values as an earlier call returned them; labels (B, S) are the tokens themselves.
+        """
+        batch, tokens = input_ids.shape
+        if past_key_values is None:
+            past_key_values = self.empty_cache(batch)
+        if attention_mask is None:
+            attention_mask = input_ids.new_ones(batch, past_key_values[0][0].shape[2] + tokens)
+        present = []
+        queries_at = query_positions(attention_mask, input_ids.shape[1])  # (B, S)
+        keys_at = key_positions(attention_mask)  # (B, T)
+        mask = visible(queries_at, keys_at)  # (B, 1, S, T)
+        embedding = self.embedding(input_ids)  # (B, S, 4)
+        x = embedding
+        for layer, past in zip(self.layers, past_key_values, strict=True):
+            x, key, value = layer(x, mask, *past)  # (B, S, 4)
+            present.append((key, value))
+        final_norm = self.final_norm(x)  # (B, S, 4)
+        head = self.head(final_norm)  # (B, S, 16)
+        loss = None if labels is None else next_token_loss(head, labels)
+        return Output(head, tuple(present), loss)
+
+    def empty_cache(self, batch: int) -> tuple[tuple[Tensor, ...], ...]:
+        """A cache without tokens: for each layer keys and values, (B, heads, 0, head_dim)."""
+        sizes = 2 * [
+            ((1, 4), (1, 4)),
+        ]
+        like = self.embedding.weight
+        return tuple(tuple(like.new_empty(batch, heads, 0, dim) for heads, dim in layer) for layer in sizes)
+
+    @torch.no_grad()
+    def init_weights(self, std: float = 0.02) -> None:
+        """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the deeper the model is."""
+        for name, parameter in self.named_parameters():
+            if name.endswith(".bias"):
+                parameter.zero_()
+            elif parameter.dim() == 1:
+                parameter.fill_(1.0)
+            elif name.endswith((".down.weight", ".o.weight")):
+                parameter.normal_(std=std / 4**0.5)
+            else:
+                parameter.normal_(std=std)
+
+    @classmethod
+    def load(cls, path: str | Path, dtype: torch.dtype = torch.float32) -> Model:
+        """The model with the weights of a safetensors file, or of a folder of them, under the names of its parameters."""
+        with torch.device("meta"):
+            model = cls().to(dtype)
+        model.to_empty(device="cpu")
+        tensors = open_tensors(Path(path))
+        copy_own(model, tensors)
+        return model
+
+
+def open_tensors(path: Path) -> dict[str, Callable[[], Tensor]]:
+    """Every tensor of a safetensors file, or of the files of a folder, read when it is called."""
+    from safetensors import safe_open
+
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise FileNotFoundError(f"no .safetensors file in {path}")
+    opened = [safe_open(file, framework="pt") for file in files]
+    return {name: partial(file.get_tensor, name) for file in opened for name in file.keys()}
+
+
+def check_names(wanted: Iterable[str], found: Iterable[str]) -> None:
+    """Nothing may be missing from the checkpoint, and nothing left over."""
+    missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    if missing or extra:
+        raise KeyError(f"checkpoint: missing {missing or 'nothing'}, not known {extra or 'nothing'}")
+
+
+def fitting(tensor: Tensor, parameter: Tensor, name: str) -> Tensor:
+    """The tensor, if it has the parameter's shape: copying would stretch one that has not."""
+    if tensor.shape != parameter.shape:
+        raise ValueError(f"checkpoint: {name} is {tuple(tensor.shape)}, wanted {tuple(parameter.shape)}")
+    return tensor
+
+
+@torch.no_grad()
+def copy_own(model: nn.Module, tensors: dict[str, Callable[[], Tensor]]) -> None:
+    """Fills the model from tensors that bear the names of its parameters."""
+    parameters = dict(model.named_parameters())
+    check_names(parameters, tensors)
+    for name, parameter in parameters.items():
+        parameter.copy_(fitting(tensors[name](), parameter, name))

@@ -1,0 +1,135 @@
+"""The golden matrix on every spec's twin, and every full-size graph in a real session."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+
+from blockc import api
+from blockc.compile import Compiled, compiled
+from blockc.ir import parameters
+from blockc.proof import Proof, prove
+from blockc.proof.matrix import TOLERANCE
+from blockc.shrink import shrink
+from blockc.spec import load
+from blockc.weights import random_parameters
+
+ROOT = Path(__file__).parent.parent
+SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
+_proofs: dict[str, Proof] = {}
+
+
+def full(name: str) -> Compiled:
+    return compiled(load(ROOT / "specs" / f"{name}.yaml"))
+
+
+def proof(name: str) -> Proof:
+    if name not in _proofs:
+        _proofs[name] = prove(compiled(shrink(load(ROOT / "specs" / f"{name}.yaml"))))
+    return _proofs[name]
+
+
+def held(name: str, backend: str) -> None:
+    rows = [row for row in proof(name).rows if row.backend.startswith(backend)]
+    variants = {row.variant for row in rows}
+    assert {"full", "padded left", "padded right", "chunked", "decode", "padded left, decode", "one token"} <= variants
+    for row in rows:
+        assert row.holds, row
+        assert row.agreement == 1.0, row
+        assert row.tolerance <= 3e-5
+
+
+@pytest.mark.backend("oracle")
+@pytest.mark.parametrize("name", SPECS)
+def test_oracle_cached_is_oracle_whole(name: str) -> None:
+    held(name, "oracle")
+
+
+@pytest.mark.backend("torch")
+@pytest.mark.parametrize("name", SPECS)
+def test_torch_is_the_oracle(name: str) -> None:
+    held(name, "torch")
+    assert "labels" in {row.variant for row in proof(name).rows if row.backend == "torch"}
+
+
+@pytest.mark.backend("onnxruntime")
+@pytest.mark.parametrize("name", SPECS)
+def test_onnxruntime_is_the_oracle(name: str) -> None:
+    held(name, "onnxruntime")
+    assert {row.backend for row in proof(name).rows} >= {"onnxruntime", "onnxruntime, last token"}
+
+
+def test_block_4x4_that_looks_both_ways() -> None:
+    spec = shrink(load(ROOT / "specs" / "block-4x4.yaml", ("attention.causal=false",)))
+    result = prove(compiled(spec))
+    assert result.complete, result.table()
+    assert {row.variant for row in result.rows} == {"full", "labels", "padded left", "padded right"}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_parameter_of_a_twin_is_random(name: str) -> None:
+    twin = compiled(shrink(load(ROOT / "specs" / f"{name}.yaml")))
+    for path, array in random_parameters(twin.function, 20).items():
+        assert not ((array == 0) | (array == 1)).any(), path
+        assert array.std() > 0, path
+
+
+@pytest.mark.backend("full-size onnx")
+@pytest.mark.parametrize("name", SPECS)
+def test_the_full_size_graph_opens_in_a_session(name: str) -> None:
+    """Checked by onnx and opened by onnxruntime, its parameters as inputs after the runtime ones, both forms of logits."""
+    model = full(name)
+    paths = parameters(model.function)
+    for logits in ("all", "last"):
+        data = model.onnx(logits)
+        onnx.checker.check_model(data, full_check=True)
+        session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        names = [value.name for value in session.get_inputs()]
+        runtime = names[: len(names) - len(paths)]
+        assert runtime[:3] == ["input_ids", "attention_mask", "position_ids"]
+        assert all(n.startswith("past_key_values.") for n in runtime[3:])
+        assert len(runtime[3:]) == 2 * model.spec.top.depth
+        shapes = {value.name: tuple(value.shape) for value in session.get_inputs()}
+        assert {path: shapes[path] for path in paths} == {path: param.shape for path, param in paths.items()}
+        outputs = [value.name for value in session.get_outputs()]
+        assert outputs[:3] == ["logits", "present.0.key", "present.0.value"]
+        assert session.get_outputs()[0].shape[1] == ("sequence_length" if logits == "all" else 1)
+        metadata = session.get_modelmeta().custom_metadata_map
+        assert metadata["blockc.semantic_hash"] == model.decoder.semantic_hash
+        assert int(metadata["blockc.parameters"]) == model.spec.top.expect.parameters  # type: ignore[union-attr]
+
+
+def test_the_cache_inputs_are_the_reported_bytes() -> None:
+    """131,072 bytes a token for the 8B in bf16: the sum over the exported graph's cache inputs."""
+    model = full("llama3-8b")
+    session = onnxruntime.InferenceSession(model.onnx(), providers=["CPUExecutionProvider"])
+    pasts = [value for value in session.get_inputs() if value.name.startswith("past_key_values.")]
+    assert sum(2 * value.shape[1] * value.shape[3] for value in pasts) == 131_072
+    assert api.figures(model).json()["kv_cache"]["bytes_per_token"] == 131_072
+
+
+def test_the_tolerance_is_tight() -> None:
+    assert TOLERANCE == {"float64": 1e-9, "float32": 3e-5}
+
+
+def test_405b_builds_in_five_seconds_and_400_megabytes(tmp_path: Path) -> None:
+    script = (
+        "import json, re, time\n"
+        "start = time.perf_counter()\n"
+        "from blockc.cli import _guarded, app\n"
+        f"arguments = ['build', 'specs/llama3.1-405b.yaml', '--no-verify', '--out', {str(tmp_path)!r}]\n"
+        "code = _guarded(lambda: app(arguments, standalone_mode=False))\n"
+        "peak = 1024 * int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])\n"
+        "print(json.dumps([code, time.perf_counter() - start, peak]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    code, seconds, peak = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0
+    assert peak < 400e6
+    assert seconds < 5
