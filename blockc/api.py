@@ -42,7 +42,7 @@ def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # n
 
 
 def _misses(model: Compiled, expectations: bool) -> list[Finding]:
-    found = list(expect_misses(model.spec, figures(model))) if expectations and model.spec.top.expect else []
+    found = expect_misses(model.spec, model.decoder, model.function) if expectations else []
     if name := model.spec.top.checkpoint:
         try:
             patterns(layout(name), model.function, group_sizes(model.function))

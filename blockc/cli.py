@@ -235,18 +235,20 @@ def main() -> None:
     sys.exit(_guarded(lambda: app(standalone_mode=False)))
 
 
-def _guarded(run: Callable[[], Any]) -> int:
-    import click
+# typer carries a click of its own in some versions: the base of its BadParameter is that click's error of usage.
+_UsageError: Any = typer.BadParameter.__bases__[0]
 
+
+def _guarded(run: Callable[[], Any]) -> int:
     try:
         code = run()
         return code if isinstance(code, int) else OK
-    except click.exceptions.Exit as error:
+    except typer.Exit as error:
         return error.exit_code
-    except click.UsageError as error:
+    except _UsageError as error:
         error.show()
         return USAGE
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

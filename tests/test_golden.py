@@ -84,7 +84,8 @@ def test_other_parameters_give_other_logits(name: str) -> None:
 
 def test_transformers_is_not_needed() -> None:
     """With transformers out of reach this file runs all the same."""
-    code = "import sys; sys.modules['transformers'] = None; import tests.test_golden as t; t._twin('gpt2'); print(len(t.NAMES))"
+    hidden = "import sys; sys.modules['transformers'] = None"
+    code = f"{hidden}; import tests.test_golden as t; t._twin('gpt2'); print(len(t.NAMES))"
     folder = Path(__file__).parent.parent
     answer = subprocess.run([sys.executable, "-B", "-c", code], cwd=folder, capture_output=True, text=True, check=True)
     assert int(answer.stdout) == len(NAMES) > 0

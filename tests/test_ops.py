@@ -220,7 +220,7 @@ def test_attention_survives_scores_beyond_exp() -> None:
     (y,) = op.numpy((q, k, v, mask), ())
     assert np.isfinite(y).all()
     assert_same(in_torch(op, (q, k, v, mask), {}), [y])
-    assert_same(in_onnx(alone(op, *types((q, k, v, mask))), dict(x0=q, x1=k, x2=v, x3=mask), {}), [y])
+    assert_same(in_onnx(alone(op, *types((q, k, v, mask))), {"x0": q, "x1": k, "x2": v, "x3": mask}, {}), [y])
 
 
 @pytest.mark.parametrize("width", [16, 4])
@@ -362,12 +362,14 @@ def test_head_split_tensors_have_their_tokens_on_the_third_axis(op: Elementwise)
     args = (x, x) if isinstance(op, Add) else (x,)
     params = tuple(np.full(p.shape, 0.7) for p in op.params())
     axes = op.tokenwise(*types(args))
-    assert axes is not None and set(axes.inputs) == {2} and axes.outputs == (2,)
+    assert axes is not None
+    assert set(axes.inputs) == {2}
+    assert axes.outputs == (2,)
     after = op.numpy((changed(x, 2, 1), *args[1:]), params)[0]
     assert moved(op.numpy(args, params)[0], after, 2) == {1}
 
 
-@pytest.mark.parametrize("heads, kv_heads, softcap", [(4, 4, None), (4, 2, 0.8)])
+@pytest.mark.parametrize(("heads", "kv_heads", "softcap"), [(4, 4, None), (4, 2, 0.8)])
 def test_attention_under_a_causal_mask_changes_nothing_earlier(
     heads: int, kv_heads: int, softcap: float | None
 ) -> None:

@@ -218,7 +218,7 @@ def test_a_value_computed_from_tokens_is_no_clock() -> None:
 @pytest.mark.xfail(strict=True, reason="Visible takes any clock for a query's, that of the keys too")
 def test_the_positions_of_keys_are_no_clock_for_queries() -> None:
     """Padding stands far away as a key, so as a query it sees every token, later ones too."""
-    ids, mask, x = inputs()
+    _ids, mask, x = inputs()
     keys = apply(KeyPositions(), mask[0], name="k")
     mixed = apply(Attention(2, 2, 0.5), x[0], x[0], x[0], apply(Visible(), keys, keys, name="seen"), name="mixed")
     function = Function("F", (mask, x), (("out", mixed),))
@@ -278,7 +278,7 @@ def test_faults_inside_called_functions_are_found() -> None:
     x = Node(Input(STREAM, token_axis=1), (), "x")
     inner = Function("Inner", (x,), (("out", apply(Linear(8, 9), x[0], name="wide")),), stream="x")
     outer = Function("Outer", (x,), (("out", apply(Call(inner), x[0], name="call")),))
-    with pytest.raises(GraphError, match="^Inner changes the stream"):
+    with pytest.raises(GraphError, match=r"^Inner changes the stream$"):
         verify(outer)
 
 

@@ -157,29 +157,29 @@ BLIND = [
 ]
 
 
-@pytest.mark.parametrize("name, changes", BLIND)
+@pytest.mark.parametrize(("name", "changes"), BLIND)
 def test_without_mask_and_positions_permuting_tokens_permutes_outputs(name: str, changes: tuple[str, ...]) -> None:
     made, params = twin(name, *changes), weights(name, *changes)
     ids, order = tokens(made), np.random.RandomState(1).permutation(T)
     assert distance(logits(made, params, ids)[:, order], logits(made, params, ids[:, order])) < EXACT
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="model.py loops over zip(self.layers): a layer comes as a tuple")
-@pytest.mark.parametrize("name, changes", BLIND)
+@pytest.mark.xfail(strict=True, raises=TypeError, reason="model.py loops over zip(self.layers): layers come as tuples")
+@pytest.mark.parametrize(("name", "changes"), BLIND)
 def test_torch_permutes_outputs_too(name: str, changes: tuple[str, ...]) -> None:
     made, params = twin(name, *changes), weights(name, *changes)
     ids, order = tokens(made), np.random.RandomState(1).permutation(T)
     assert distance(logits(made, params, ids)[:, order], in_torch(made, params, ids[:, order])) < 3e-5
 
 
-@pytest.mark.parametrize("name, changes", BLIND)
+@pytest.mark.parametrize(("name", "changes"), BLIND)
 def test_onnxruntime_permutes_outputs_too(name: str, changes: tuple[str, ...]) -> None:
     made, params = twin(name, *changes), weights(name, *changes)
     ids, order = tokens(made), np.random.RandomState(1).permutation(T)
     assert distance(logits(made, params, ids)[:, order], in_onnx(made, params, ids[:, order])) < 3e-5
 
 
-@pytest.mark.parametrize("name, changes", [("block-4x4", ()), ("llama3-8b", ("attention.causal=false",))])
+@pytest.mark.parametrize(("name", "changes"), [("block-4x4", ()), ("llama3-8b", ("attention.causal=false",))])
 def test_a_mask_or_positions_break_it(name: str, changes: tuple[str, ...]) -> None:
     made, params = twin(name, *changes), weights(name, *changes)
     ids, order = tokens(made), np.random.RandomState(1).permutation(T)
@@ -189,7 +189,9 @@ def test_a_mask_or_positions_break_it(name: str, changes: tuple[str, ...]) -> No
 # 3. Order in causal layers without positions
 
 
-@pytest.mark.parametrize("name, without", [("block-4x4", ()), ("llama3-8b", ("attention.rope=none", "positions=none"))])
+@pytest.mark.parametrize(
+    ("name", "without"), [("block-4x4", ()), ("llama3-8b", ("attention.rope=none", "positions=none"))]
+)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_one_causal_layer_is_blind_to_the_order_of_what_came_before(
     name: str, without: tuple[str, ...], depth: int
@@ -212,7 +214,7 @@ WRITERS = {"pre": ("attention", "mlp"), "parallel_two": ("attention", "mlp"), "p
 
 
 @pytest.mark.parametrize(
-    "name, changes",
+    ("name", "changes"),
     [*((n, ()) for n in NAMES), *((n, ("norm.placement=post",)) for n in ("llama3-8b", "gpt2", "block-4x4"))],
 )
 def test_the_final_stream_is_the_embedding_and_all_contributions_unless_norms_stand_on_it(
@@ -224,7 +226,8 @@ def test_the_final_stream_is_the_embedding_and_all_contributions_unless_norms_st
     calls = [n for n in made.function.nodes if is_call(n)]
     start = calls[0].inputs[0].name
     norm = made.spec.layers[0].keys.norm
-    assert norm is not None and norm.placement is not None
+    assert norm is not None
+    assert norm.placement is not None
     contributions = [seen[f"{n.name}.{writer}"] for n in calls for writer in WRITERS[norm.placement]]
     assert len(contributions) == 2 * made.spec.top.depth
     total = seen[start] + sum(contributions)
@@ -336,7 +339,9 @@ def test_rope_turns_queries_and_keys_only(name: str) -> None:
     for n in graph.nodes:
         if isinstance(n.op, Attention):
             q, k, v, _ = n.inputs
-            assert isinstance(q.node.op, Rotary) and isinstance(k.node.op, Rotary) and isinstance(v.node.op, SplitHeads)
+            assert isinstance(q.node.op, Rotary)
+            assert isinstance(k.node.op, Rotary)
+            assert isinstance(v.node.op, SplitHeads)
     turned = [n.inputs[0].node.inputs[0].node.name.rpartition(".")[2] for n in graph.nodes if isinstance(n.op, Rotary)]
     assert turned == ["q", "k"] * twin(name).spec.top.depth
 
@@ -391,7 +396,8 @@ def cut(total: int, seed: int) -> list[int]:
 def test_any_chunking_is_the_whole(name: str, seed: int) -> None:
     made = twin(name)
     ids, chunks = tokens(made), cut(T, seed)
-    assert sum(chunks) == T and min(chunks) > 0
+    assert sum(chunks) == T
+    assert min(chunks) > 0
     got = chunked(made.served, weights(name), ids, np.ones_like(ids), chunks)
     assert distance(logits(made, weights(name), ids), got) < EXACT
 
@@ -418,7 +424,9 @@ def test_a_padded_sequence_is_the_sequence_alone(name: str, side: str) -> None:
 def test_grouped_heads_are_many_heads_with_repeated_weights(name: str) -> None:
     made, params = twin(name), weights(name)
     a = made.spec.layers[0].keys.attention
-    assert a is not None and a.kv_heads is not None and a.kv_heads < a.heads
+    assert a is not None
+    assert a.kv_heads is not None
+    assert a.kv_heads < a.heads
     many = twin(name, f"attention.kv_heads={a.heads}")
     repeated = {path: params[path] for path in parameters(many.function)}
     for path, param in repeated.items():
@@ -457,7 +465,9 @@ def test_rms_norm_keeps_direction_and_gives_length_root_width() -> None:
     np.testing.assert_allclose(np.linalg.norm(y, axis=-1), math.sqrt(32))
 
 
-@pytest.mark.parametrize("name, changes", [("llama3-8b", ()), ("pythia-410m", ()), ("llama3-8b", ("norm.offset=1",))])
+@pytest.mark.parametrize(
+    ("name", "changes"), [("llama3-8b", ()), ("pythia-410m", ()), ("llama3-8b", ("norm.offset=1",))]
+)
 def test_a_half_precision_model_survives_a_large_stream(name: str, changes: tuple[str, ...]) -> None:
     made, params = twin(name, *changes), dict(weights(name, *changes))
     table = params["embedding.weight"]
@@ -508,7 +518,7 @@ def test_labels_of_minus_100_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "name, changes",
+    ("name", "changes"),
     [
         *((n, ()) for n in NAMES),
         *((n, ("norm.placement=post",)) for n in ("llama3-8b", "gpt2")),
@@ -539,7 +549,8 @@ def test_every_parameter_learns(name: str) -> None:
     built, ids = model(made, weights(name)), torch.from_numpy(tokens(made))
     built(ids, labels=ids).loss.backward()
     for path, parameter in built.named_parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), path
+        assert parameter.grad is not None, path
+        assert torch.isfinite(parameter.grad).all(), path
         if not path.endswith("attention.k.bias"):  # a bias of all keys moves every score of a query alike
             assert parameter.grad.abs().max() > 1e-7, path
 
@@ -646,7 +657,7 @@ def test_a_block_by_hand_without_residuals() -> None:
     near(out, WRITTEN)
 
 
-@pytest.mark.parametrize("changes, wanted", [(RESIDUAL, [0.8, 0.5, 0.8, 0]), (PLAIN, WRITTEN)])
+@pytest.mark.parametrize(("changes", "wanted"), [(RESIDUAL, [0.8, 0.5, 0.8, 0]), (PLAIN, WRITTEN)])
 def test_a_block_by_hand_in_torch_and_onnxruntime(changes: tuple[str, ...], wanted: list[float]) -> None:
     made, layer = hand_layer(changes)
     module = emitted(made)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from blockc.report.figures import LayerSizes, Parameters
-from blockc.report.summary import Report
+from blockc.algebra import Decoder
+from blockc.ir import Function
+from blockc.report.figures import LayerSizes, Parameters, count
+from blockc.report.graph import Graph
+from blockc.report.memory import growth, growth_per_kind
 from blockc.source import Finding, finding, key_place
 from blockc.spec import Spec
 
 
-def expect_misses(spec: Spec, report: Report) -> list[Finding]:
+def expect_misses(spec: Spec, decoder: Decoder, function: Function) -> list[Finding]:
     """One finding for each key of `expect` that does not hold, with the figure part by part."""
     if spec.top.expect is None:
         return []
@@ -22,26 +26,24 @@ def expect_misses(spec: Spec, report: Report) -> list[Finding]:
             got=got,
             hint=f"computed as {parts}" if parts else "",
         )
-        for key, expected, got, parts in _compared(spec, report)
+        for key, expected, got, parts in _compared(spec, Graph(function, decoder.kinds))
         if expected != got
     ]
 
 
-def _compared(spec: Spec, report: Report) -> Iterator[tuple[str, str, str, str]]:
+def _compared(spec: Spec, graph: Graph) -> Iterator[tuple[str, str, str, str]]:
     """Key, expected, computed and its parts, for each key that is written."""
-    expect, counted = spec.top.expect, report.parameters
+    expect, counted, layers = spec.top.expect, count(graph), Counter(graph.kinds)
     assert expect is not None
     if expect.parameters is not None:
-        yield "parameters", f"{expect.parameters}", f"{counted.total}", parts(counted, report.layers)
+        yield "parameters", f"{expect.parameters}", f"{counted.total}", parts(counted, layers)
     if expect.active_parameters is not None:
-        yield "active_parameters", f"{expect.active_parameters}", f"{counted.active}", parts(counted, report.layers)
+        yield "active_parameters", f"{expect.active_parameters}", f"{counted.active}", parts(counted, layers)
     if expect.kv_values_per_token is not None:
-        cache, number = report.kv_cache, report.number
-        by_kind = {kind: each // number for kind, each in cache.bytes_per_token_per_kind.items()}
-        shown = " + ".join(f"{laid([kind], report.layers)} x {each:,}" for kind, each in by_kind.items())
-        yield "kv_values_per_token", f"{expect.kv_values_per_token}", f"{cache.values_per_token}", shown
+        shown = " + ".join(f"{laid([kind], layers)} x {each:,}" for kind, each in growth_per_kind(graph, 1).items())
+        yield "kv_values_per_token", f"{expect.kv_values_per_token}", f"{growth(graph, 1)}", shown
     if expect.layers is not None:
-        yield "layers", _kinds(expect.layers), _kinds(report.layers), ""
+        yield "layers", _kinds(expect.layers), _kinds(layers), ""
 
 
 def parts(counted: Parameters, layers: Mapping[str, int]) -> str:

@@ -48,18 +48,27 @@ class Memory:
 
 def cache(graph: Graph, number: int, context: int, batch: int) -> Cache:
     """The summed inputs for the past of the cached function."""
-    held = tuple(value for n in graph.cached.inputs for value in past((n[0],)))
+    held = past(tuple(n[0] for n in graph.cached.inputs))
     windows = _cache_windows(graph.flat)
     kept = sum(_kept(value, number, batch, context) for value in held)
     ring = sum(_kept(value, number, batch, min(context, windows.get(value) or context)) for value in held)
-    kinds = {kind: _growth(past(given), number) for kind, given in graph.layer_inputs.items()}
+    kinds = growth_per_kind(graph, number)
     return Cache(
-        values_per_token=_growth(held, 1),
-        bytes_per_token=_growth(held, number),
+        values_per_token=growth(graph, 1),
+        bytes_per_token=growth(graph, number),
         bytes_per_token_per_layer=same(kinds.values()),
         bytes_per_token_per_kind=kinds,
         bytes=CacheBytes(kept, ring),
     )
+
+
+def growth(graph: Graph, number: int) -> int:
+    """Bytes that one more token adds to the cache of one sequence, at `number` bytes a number."""
+    return _growth(past(tuple(n[0] for n in graph.cached.inputs)), number)
+
+
+def growth_per_kind(graph: Graph, number: int) -> dict[str, int]:
+    return {kind: _growth(past(given), number) for kind, given in graph.layer_inputs.items()}
 
 
 def past(values: tuple[Value, ...]) -> tuple[Value, ...]:

@@ -17,7 +17,7 @@ from blockc.spec.keys import LAYER_KEYS, PLACEMENTS, TOP_KEYS, LayerKeys, NormKe
 from blockc.spec.layers import Kind, lay
 
 M = TypeVar("M", bound=BaseModel)
-MAX_DEPTH = 100_000  # layers; beyond this nothing is built, only refused
+MAX_DEPTH = 10_000  # layers; each is laid and checked by itself, so that more would not be answered at once
 
 
 @dataclass(frozen=True)

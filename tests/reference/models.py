@@ -1,8 +1,8 @@
 """For each spec the same model by another hand: its twin's numbers, the same random parameters, logits for tokens.
 
-Configurations are written out here from the twin's resolved keys, so that no code of the compiler says what they mean; only
-the names under which a family stores its weights come from the checkpoint layout. All run in float64, though transformers
-computes its norms and rotary angles in float32 whatever the model's type.
+Configurations are written out here from the twin's resolved keys, so that no code of the compiler says what they mean;
+only the names under which a family stores its weights come from the checkpoint layout. All run in float64, though
+transformers computes the norms of Llama and Gemma, and all rotary angles, in float32 whatever the model's type.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Outside:
 
 
 def twin(name: str) -> Compiled:
-    """The spec's twin; where it has heads wider together than its stream, which GPT-NeoX cannot say, with fewer of them."""
+    """The spec's twin; with fewer heads where they are wider together than its stream, which GPT-NeoX cannot say."""
     spec = shrink(load(SPECS / f"{name}.yaml"))
     keys = resolved(spec)
     a, width = keys["attention"], keys["width"]
@@ -119,9 +119,9 @@ def gpt2(keys: Keys) -> Any:
     assert a["heads"] == a["kv_heads"] and a["scale"] == a["head_dim"] ** -0.5
     assert mlp["type"] == "gelu_tanh" and (norm["type"], norm["placement"]) == ("layer", "pre")
     return GPT2Config(
-        vocab_size=keys["vocab"], n_positions=keys["context"], n_embd=keys["width"], n_layer=keys["depth"], n_head=a["heads"],
-        n_inner=mlp["width"], activation_function="gelu_new", layer_norm_epsilon=norm["eps"], tie_word_embeddings=True,
-        bos_token_id=1, eos_token_id=2,
+        vocab_size=keys["vocab"], n_positions=keys["context"], n_embd=keys["width"], n_layer=keys["depth"],
+        n_head=a["heads"], n_inner=mlp["width"], activation_function="gelu_new", layer_norm_epsilon=norm["eps"],
+        tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
 
 
@@ -145,8 +145,9 @@ def llama(keys: Keys) -> Any:
     assert keys["positions"] == "none" and not a["bias"] and a["scale"] == a["head_dim"] ** -0.5
     assert mlp["type"] == "swiglu" and (norm["type"], norm["placement"]) == ("rms", "pre")
     return LlamaConfig(
-        vocab_size=keys["vocab"], hidden_size=keys["width"], num_hidden_layers=keys["depth"], intermediate_size=mlp["width"],
-        num_attention_heads=a["heads"], num_key_value_heads=a["kv_heads"], head_dim=a["head_dim"], hidden_act="silu",
+        vocab_size=keys["vocab"], hidden_size=keys["width"], num_hidden_layers=keys["depth"],
+        intermediate_size=mlp["width"], num_attention_heads=a["heads"], num_key_value_heads=a["kv_heads"],
+        head_dim=a["head_dim"], hidden_act="silu",
         max_position_embeddings=keys["context"], rms_norm_eps=norm["eps"], tie_word_embeddings=keys["head"]["tied"],
         attention_bias=False, mlp_bias=False, rope_parameters=_rope(a["rope"]),
     )  # fmt: skip
@@ -158,9 +159,10 @@ def gpt_neox(keys: Keys) -> Any:
     a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
     assert a["heads"] == a["kv_heads"] and mlp["type"] == "gelu" and norm["placement"] == "parallel_two"
     return GPTNeoXConfig(
-        vocab_size=keys["vocab"], hidden_size=keys["width"], num_hidden_layers=keys["depth"], num_attention_heads=a["heads"],
-        intermediate_size=mlp["width"], hidden_act="gelu", max_position_embeddings=keys["context"],
-        layer_norm_eps=norm["eps"], use_parallel_residual=True, attention_bias=True, tie_word_embeddings=False,
+        vocab_size=keys["vocab"], hidden_size=keys["width"], num_hidden_layers=keys["depth"],
+        num_attention_heads=a["heads"], intermediate_size=mlp["width"], hidden_act="gelu",
+        max_position_embeddings=keys["context"], layer_norm_eps=norm["eps"], use_parallel_residual=True,
+        attention_bias=True, tie_word_embeddings=False,
         rope_parameters={**_rope(a["rope"]), "partial_rotary_factor": a["rope"]["dims"] / a["head_dim"]},
     )  # fmt: skip
 
@@ -173,12 +175,14 @@ def gemma2(keys: Keys) -> Any:
     assert layers["pattern"] == ["local", "global"] and layers["kinds"]["global"] == {"attention": {"window": "none"}}
     activation = {"geglu_tanh": "gelu_pytorch_tanh", "geglu": "gelu"}[mlp["type"]]
     return Gemma2Config(
-        vocab_size=keys["vocab"], hidden_size=keys["width"], num_hidden_layers=keys["depth"], intermediate_size=mlp["width"],
-        num_attention_heads=a["heads"], num_key_value_heads=a["kv_heads"], head_dim=a["head_dim"],
-        hidden_activation=activation, max_position_embeddings=keys["context"], rms_norm_eps=norm["eps"],
-        tie_word_embeddings=True, query_pre_attn_scalar=round(a["scale"] ** -2), sliding_window=a["window"],
+        vocab_size=keys["vocab"], hidden_size=keys["width"], num_hidden_layers=keys["depth"],
+        intermediate_size=mlp["width"], num_attention_heads=a["heads"], num_key_value_heads=a["kv_heads"],
+        head_dim=a["head_dim"], hidden_activation=activation, max_position_embeddings=keys["context"],
+        rms_norm_eps=norm["eps"], tie_word_embeddings=True, query_pre_attn_scalar=round(a["scale"] ** -2),
+        sliding_window=a["window"],
         layer_types=["sliding_attention", "full_attention"] * (keys["depth"] // 2),
-        attn_logit_softcapping=a["softcap"], final_logit_softcapping=keys["head"]["softcap"], rope_parameters=_rope(a["rope"]),
+        attn_logit_softcapping=a["softcap"], final_logit_softcapping=keys["head"]["softcap"],
+        rope_parameters=_rope(a["rope"]),
     )  # fmt: skip
 
 
@@ -201,7 +205,8 @@ def encoder_layers(keys: Keys, params: Params) -> Logits:
             layer_norm_eps=keys["norm"]["eps"], batch_first=True, norm_first=False,
         )  # fmt: skip
         layer.self_attn = nn.MultiheadAttention(width, a["heads"], bias=False, batch_first=True)
-        at = {n.removeprefix(f"layers.{i}."): torch.from_numpy(p) for n, p in params.items() if n.startswith(f"layers.{i}.")}
+        here = f"layers.{i}."
+        at = {n.removeprefix(here): torch.from_numpy(p) for n, p in params.items() if n.startswith(here)}
         names = {
             "self_attn.out_proj.weight": "attention.o.weight",
             **{f"linear1.{p}": f"mlp.up.{p}" for p in ("weight", "bias")},
@@ -211,8 +216,8 @@ def encoder_layers(keys: Keys, params: Params) -> Logits:
         }
         qkv = {f"attention.{x}.weight": at[f"attention.{x}.weight"] for x in "qkv"}
         assert at.keys() == {*names.values(), *qkv}
-        state = {theirs: at[ours] for theirs, ours in names.items()}
-        layer.double().load_state_dict({**state, "self_attn.in_proj_weight": torch.cat(list(qkv.values()))}, strict=True)
+        state = {"self_attn.in_proj_weight": torch.cat(list(qkv.values()))} | {n: at[ours] for n, ours in names.items()}
+        layer.double().load_state_dict(state, strict=True)
         stack.append(layer.eval())
     table = torch.from_numpy(params["embedding.weight"])
 

@@ -1,0 +1,39 @@
+"""How long the commands take against what they may take: the best of five runs of each, on this machine.
+
+    python benchmarks/limits.py
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LIMITS = {
+    "--help": 0.25,
+    "check specs/": 1.5,
+    "build specs/llama3.1-405b.yaml --no-verify --out {out}": 5.0,
+}
+
+
+def seconds(command: str) -> float:
+    with tempfile.TemporaryDirectory() as out:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "blockc", *command.format(out=out).split()], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - start
+
+
+def main() -> int:
+    over = 0
+    for command, limit in LIMITS.items():
+        best = min(seconds(command) for _ in range(5))
+        over += best > limit
+        print(f"{best:6.2f} s of {limit:4.2f}  blockc {command.replace(' --out {out}', '')}")
+    return int(over > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
