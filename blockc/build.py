@@ -138,13 +138,13 @@ def _expand(term: Term, scope: Scope, x: Value) -> Value:
         case Residual(body):
             name = "after_" + _joined(body)
             branch = _expand(body, scope, x)
-            return _add(x, branch, name, _place(body))
+            return _add(x, branch, scope.fresh(name), _place(body))
         case Sum(branches):
             values = [_expand(branch, scope, x) for branch in branches]
             total = values[0]
             for i, value in enumerate(values[1:], 2):
                 name = "_plus_".join(_main(branch) for branch in branches[:i])
-                total = _add(total, value, name, _place(branches[i - 1]))
+                total = _add(total, value, scope.fresh(name), _place(branches[i - 1]))
             return total
 
 

@@ -59,7 +59,7 @@ class Compiled:
         from blockc.emit.torch import emit
 
         std = self.spec.top.init.std if self.spec.top.init else 0.02
-        load = loading(self.spec, self.function)
+        load = loading(self.spec.top.checkpoint, self.function)
         return emit(self.served, name=self.spec.name, summary=self.summary, load=load, init=std)
 
     def graph_txt(self) -> str:

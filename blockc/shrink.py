@@ -127,25 +127,28 @@ def _mlp(tree: Mapping, path: tuple[str, ...], was: int, width: int) -> Mapping:
 
 
 def _depth(tree: Mapping, spec: Spec) -> Mapping:
-    """Each entry of the layer lists once, and two layers at least."""
+    """Each entry of the layer lists, the pattern twice where it is tiled, and two layers at least."""
     if spec.top.layers is None:
         return _set(tree, ("depth",), min(spec.top.depth, 2))
     counts: dict[str, int] = {}
     for key in ("first", "pattern", "last"):
         listed = _at(tree, ("layers", key))
         if isinstance(listed, Sequence):
-            once = tuple(_once(item) for item in listed.items)
-            tree = _put(tree, ("layers", key), Sequence(once, listed.place))
-            counts[key] = len(once)
+            few = tuple(layer for item in listed.items for layer in _few(item))
+            tree = _put(tree, ("layers", key), Sequence(few, listed.place))
+            counts[key] = len(few)
     fixed, tile = counts.get("first", 0) + counts.get("last", 0), counts.get("pattern", 0)
-    return _set(tree, ("depth",), fixed + tile if fixed + tile > 1 else fixed + 2 * tile or fixed)
+    tiles = 2 if spec.top.depth > fixed + tile else 1
+    return _set(tree, ("depth",), fixed + tiles * tile)
 
 
-def _once(item: Tree) -> Tree:
-    if isinstance(item, Mapping):
-        ((name, entry),) = item.entries.items()
-        return Scalar(name, entry.key, name)
-    return item
+def _few(item: Tree) -> tuple[Tree, ...]:
+    """Two layers stand for many in a row: enough for what treats a run as a loop."""
+    if not isinstance(item, Mapping):
+        return (item,)
+    ((name, entry),) = item.entries.items()
+    one = Scalar(name, entry.key, name)
+    return (one, one) if plain(entry.value) != 1 else (one,)
 
 
 def _at(tree: Tree, path: tuple[str, ...]) -> Tree | None:

@@ -49,6 +49,7 @@ from blockc.ops import (
     Sinusoidal,
     TakeToken,
     Visible,
+    VisibleBothWays,
 )
 from blockc.ops.base import Elementwise
 from blockc.weights import random_parameters
@@ -353,7 +354,9 @@ def test_a_tokenwise_op_changes_no_other_token(sample: Sample) -> None:
                 assert y.shape[out] == sample.args[i].shape[axis]
                 assert moved(y, z, out) <= {t}
                 seen |= moved(y, z, out)
-    assert seen == set(range(before[0].shape[axes.outputs[0]])), "a test that changes nothing shows nothing"
+    # A test that changes nothing shows nothing; of what an encoder sees, the query says only how many rows there are.
+    everything = set(range(before[0].shape[axes.outputs[0]]))
+    assert seen == (set() if isinstance(sample.op, VisibleBothWays) else everything)
 
 
 @pytest.mark.parametrize("op", [Add(), Gelu(), Silu(), RmsNorm(8, 1e-5), LayerNorm(8, 1e-5, True)], ids=repr)

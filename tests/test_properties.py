@@ -164,7 +164,6 @@ def test_without_mask_and_positions_permuting_tokens_permutes_outputs(name: str,
     assert distance(logits(made, params, ids)[:, order], logits(made, params, ids[:, order])) < EXACT
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="model.py loops over zip(self.layers): layers come as tuples")
 @pytest.mark.parametrize(("name", "changes"), BLIND)
 def test_torch_permutes_outputs_too(name: str, changes: tuple[str, ...]) -> None:
     made, params = twin(name, *changes), weights(name, *changes)

@@ -162,8 +162,8 @@ def test_null_says_what_to_write() -> None:
 # Names are text that goes into file names and code
 
 BAD_NAMES = [
-    '"x\\"\\"\\"\\nimport os;os.system(\\"id\\")"', "../../x", "/etc/x", "x" * 101, "x" * 300, '"a b"', ".hidden", "-x", '""',
-    "nаme", "ﬁ", '"a\\n"', "'{{ 7*7 }}'",  # a Cyrillic letter, a ligature, a newline at the end, a template
+    '"x\\"\\"\\"\\nimport os;os.system(\\"id\\")"', "../../x", "/etc/x", "x" * 101, "x" * 300, '"a b"',
+    ".hidden", "-x", '""', "nаme", "ﬁ", '"a\\n"', "'{{ 7*7 }}'",  # a Cyrillic letter, a ligature, a newline at the end, a template
 ]  # fmt: skip
 
 
@@ -395,8 +395,8 @@ def test_none_is_what_absence_is(key: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        "embedding: none", "embedding: {scale: none}", "head: {tied: true, softcap: none}", "init: none", "expect: none",
-        "layers: none", "checkpoint: none", "parts: none", "block: none", "mlp: {type: relu, width: 16, bias: none}",
+        "embedding: none", "embedding: {scale: none}", "head: {tied: true, softcap: none}", "init: none",
+        "expect: none", "layers: none", "checkpoint: none", "parts: none", "block: none", "mlp: {type: relu, width: 16, bias: none}",
         "norm: {type: rms, eps: 1e-5, placement: pre, offset: none}",
     ],
 )  # fmt: skip

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from blockc.ir import Function
-from blockc.spec import Spec
+from blockc.ir import Function, is_call
 from blockc.weights import Pattern, Patterns, group_sizes, layout, patterns
 
 
@@ -41,12 +40,13 @@ class Loading:
 _COPYING = ("check_names", "fitting")
 
 
-def loading(spec: Spec, function: Function) -> Loading:
-    """Raises LayoutError where the spec's layout does not fit its parameters."""
+def loading(checkpoint: str | None, function: Function) -> Loading:
+    """The loading of the layout named `checkpoint`. Raises LayoutError where it does not fit the function's parameters."""
     common = ("open_tensors",)
-    if spec.top.checkpoint is None:
+    if checkpoint is None:
         return Loading("torch/load_own.j2", "torch/no_table.j2", (*common, *_COPYING, "copy_own"), "under the names of its parameters")
-    held = patterns(layout(spec.top.checkpoint), function, group_sizes(function))
+    depth = sum(is_call(n) for n in function.nodes)
+    held = patterns(layout(checkpoint), function, group_sizes(function))
     packed = any(len(p.targets) > 1 or p.groups > 1 or p.transpose for p in held)
     prefixes = tuple(prefix for prefix in held.prefixes if prefix)
     word = "packed" if packed else "renamed"
@@ -56,12 +56,12 @@ def loading(spec: Spec, function: Function) -> Loading:
         f"torch/load_{word}.j2",
         f"torch/table_{word}.j2",
         helpers,
-        f"in the layout of {spec.top.checkpoint}",
-        tuple(_rows(held, spec.top.depth)),
+        f"in the layout of {checkpoint}",
+        tuple(_rows(held, depth)),
         dict(held.tied),
         tuple(held.ignored),
         prefixes,
-        spec.top.depth,
+        depth,
     )
 
 

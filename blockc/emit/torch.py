@@ -137,7 +137,8 @@ class _Body:
         self.names: dict[Value, str] = {n[0]: n.name for n in function.inputs}
         self.taken = set(self.names.values()) | _RESERVED
         self.pasts = {n[0] for n in function.inputs if _is_past(n)}
-        self.root = any("." in n.name for n in function.nodes)
+        self.layers = [n for n in function.nodes if is_call(n) and "." in n.name]
+        self.stateful = [n for n in self.layers if any(v in self.pasts for v in n.inputs)]
         self.steps: list[Step] = []
         for item in roll(function):
             self.steps.append(self._loop(item) if isinstance(item, Loop) else self._step(item))
@@ -162,13 +163,13 @@ class _Body:
 
     def _call(self, n: Node) -> Step:
         function = called(n)
-        plain = tuple(self[v] for v in n.inputs if not (self.root and v in self.pasts))
+        plain = tuple(self[v] for v in n.inputs if not (self.layers and v in self.pasts))
         wishes = (n.name.replace(".", "_"), *function.output_names[1:])
-        if not self.root or len(wishes) == 1:
+        if n not in self.stateful:
             targets = tuple(self._bind(n[i], wish) for i, wish in enumerate(wishes))
             return Step("call", targets, "", shape(n.types[0]), {"callee": _member(n.name), "arguments": plain})
         targets = (self._bind(n[0], wishes[0]), *wishes[1:])
-        index = n.name.rpartition(".")[2]
+        index = self.stateful.index(n)
         return Step("layer_call", targets, "", shape(n.types[0]),
                     {"callee": _member(n.name), "arguments": plain, "index": index})  # fmt: skip
 
@@ -188,10 +189,17 @@ class _Body:
                 arguments.append(names[-1])
         start = self[first.inputs[loop.chain]]
         self.names[loop.calls[-1][0]] = "x"
-        cached = any(value in self.pasts for value in first.inputs)
+        cached = first in self.stateful
         template = "cached_loop" if cached else "loop" if sources else "plain_loop"
-        return Step(template, ("x", *function.output_names[1:]), start, shape(first.types[0]),
-                    {"prefix": loop.prefix, "names": names, "sources": sources, "arguments": arguments})  # fmt: skip
+        return Step(template, ("x", *function.output_names[1:]), "", shape(first.types[0]),
+                    {"starts": [] if start == "x" else [start], "layers": loop.prefix + _slice(loop.calls, self.layers),
+                     "pasts": _slice(loop.calls, self.stateful) if cached else "", "names": names, "sources": sources, "arguments": arguments})  # fmt: skip
+
+
+def _slice(calls: Sequence[Node], every: Sequence[Node]) -> str:
+    """Which of all these the calls are: nothing to say where they are all."""
+    start = every.index(calls[0])
+    return "" if len(calls) == len(every) else f"[{start}:{start + len(calls)}]"
 
 
 def _tile(column: tuple[str, ...]) -> tuple[tuple[str, ...], int]:

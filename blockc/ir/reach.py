@@ -23,10 +23,11 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Clock:
-    """Entry t along `axis` is the time of token t itself, plus `ahead`. Reading the clock of a key tells nothing else."""
+    """Entry t along `axis` is the time of token t itself, plus `ahead`; of no use to a query where padding stands far off."""
 
     axis: int
     ahead: int = 0
+    far: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,5 +51,5 @@ Reach = Constant | Tokens | Clock | Allows | Leaks
 def along(reach: Reach) -> Reach:
     """A clock is also an ordinary value that stands at its own token, as long as it does not run ahead of it."""
     if isinstance(reach, Clock):
-        return Tokens(reach.axis) if reach.ahead <= 0 else Leaks("a clock that runs ahead")
+        return Tokens(reach.axis) if reach.ahead <= 0 and not reach.far else Leaks("a clock that runs ahead")
     return reach

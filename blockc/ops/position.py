@@ -18,10 +18,10 @@ from blockc.ops.base import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, T
 FAR = 2**30  # the position of padding: beyond every query
 
 
-def _clock(reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
+def _clock(reaches: tuple[Reach, ...], far: bool) -> tuple[Reach, ...]:
     """A running count of the mask up to t reads no later token."""
     reach = along(reaches[0])
-    return (Clock(1),) if reach in (Tokens(1), Constant()) else (Leaks("positions counted from a value that leaks"),)
+    return (Clock(1, far=far),) if reach in (Tokens(1), Constant()) else (Leaks("positions counted from a value that leaks"),)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class QueryPositions(Op):
         return [g.op("Slice", positions, first, g.constant([FAR]), g.constant([1]))]
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
-        return _clock(reaches)
+        return _clock(reaches, far=False)
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
@@ -79,7 +79,7 @@ class KeyPositions(Op):
         return [g.op("Where", padding, g.constant(np.array(FAR)), positions)]
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
-        return _clock(reaches)
+        return _clock(reaches, far=True)
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
@@ -125,6 +125,8 @@ class Visible(Op):
         query, key = reaches
         if not (isinstance(query, Clock) and isinstance(key, Clock)):
             return (Leaks("a mask that is not made from positions"),)
+        if query.far:
+            return (Leaks("a query that stands where padding does"),)
         if query.ahead > key.ahead:
             return (Leaks(f"a mask shifted by {query.ahead - key.ahead}: a query sees later keys"),)
         return (Allows(2, 3),)

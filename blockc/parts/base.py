@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
@@ -66,8 +66,15 @@ class Scope:
     x: Node = field(init=False)
     asked: dict[Shared, tuple[Node, ...]] = field(default_factory=dict[Shared, tuple[Node, ...]], init=False)
 
+    names: set[str] = field(default_factory=set[str], init=False)
+
     def __post_init__(self) -> None:
         self.x = Node(Input(tensor("float", B, S, self.width), token_axis=1), (), "x")
+
+    def fresh(self, wish: str) -> str:
+        """The name, or the next like it where the function has it already."""
+        self.names.add(name := _free(wish, self.names))
+        return name
 
     def ask(self, shared: Shared) -> tuple[Value, ...]:
         if shared not in self.asked:
@@ -108,11 +115,7 @@ class Part(Model):
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
         raise NotImplementedError
 
-    def written(self) -> dict[str, Any]:
-        """The keys that are there, as a spec would say them."""
-        return self.model_dump(exclude_none=True, exclude_unset=False)
 
-
-def _free(name: str, taken: list[str]) -> str:
+def _free(name: str, taken: Collection[str]) -> str:
     candidates = (name, *(f"{name}_{i}" for i in range(2, len(taken) + 3)))
     return next(candidate for candidate in candidates if candidate not in taken)

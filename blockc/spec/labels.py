@@ -20,8 +20,8 @@ _MODULE = """
 """
 # What emitted code calls its own values, and what stands at the head of its file.
 _EMITTED = """
-    attention_mask batch bias input_ids key keys_at labels layer layers loss nn past past_key past_key_values
-    past_value position_ids present queries_at self tokens torch value weight
+    attention_mask batch bias input_ids keys_at labels layer layers loss nn past past_key_values position_ids present
+    queries_at self tokens torch weight
 """
 _HELPERS = """
     check_names copy_own copy_packed copy_renamed fitting grouped key_positions llama3_scaling next_token_loss
@@ -29,19 +29,20 @@ _HELPERS = """
     softcap_attention still_pairs take_token token_loss visible visible_both_ways visible_within with_prefix
     without_ignored
 """
-_MADE = re.compile(r"(x|mask|rotary|cos|sin)(_\d+)*|after_\w+|\w+_plus_\w+")  # the names of values in a layer
+# The names of values in a layer.
+_MADE = re.compile(r"(x|mask|rotary|cos|sin|key|value|past_key|past_value)(_\d+)*|after_\w+|\w+_plus_\w+")
 
 
 def refusal(label: str) -> str:
     """Why this word cannot be a label, or nothing."""
     if not re.fullmatch(PATTERN, label):
         return f"a label is {PATTERN_IN_WORDS}"
-    if keyword.iskeyword(label) or keyword.issoftkeyword(label):
-        return "it is a word of Python"
     if label == "none":
         return "none turns a thing off"
     if label in _MODULE.split():
         return "it is an attribute of every PyTorch module"
+    if keyword.iskeyword(label) or keyword.issoftkeyword(label):
+        return "it is a word of Python"
     if label in (_EMITTED + _HELPERS).split() or _MADE.fullmatch(label):
         return "emitted code calls something else so"
     return ""

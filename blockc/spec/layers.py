@@ -151,10 +151,12 @@ def _slot(merged: Mapping, overlay: Mapping) -> Mapping:
 
 def merge(below: Mapping, above: Mapping) -> Mapping:
     """Mappings by key; anything else replaces, and so does a mapping whose type changes."""
+    if _retyped(below, above):
+        return above
     entries = dict(below.entries)
     for key, entry in above.entries.items():
         old = entries[key].value if key in entries else None
-        if isinstance(old, Mapping) and isinstance(entry.value, Mapping) and not _retyped(old, entry.value):
+        if isinstance(old, Mapping) and isinstance(entry.value, Mapping):
             entry = Entry(entry.key, merge(old, entry.value))
         entries[key] = entry
     return Mapping(entries, above.place)

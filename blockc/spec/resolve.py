@@ -73,7 +73,6 @@ def _layer(layer: Layer, width: int) -> Keys:
     said = written(layer.keys)
     labels = set(_labels(layer.term))
     own = sorted(labels & layer.keys.own)
-    parts = {label: _own(layer, label, width) for label in own}
     read = {key_of(label) for label in labels.difference(own)}
     for key, part in (("attention", layer.keys.attention), ("mlp", layer.keys.mlp)):
         if part is not None:
@@ -81,16 +80,19 @@ def _layer(layer: Layer, width: int) -> Keys:
     if layer.keys.norm is not None:
         said["norm"].pop("final", None)
     unread = {"attention", "mlp", "norm"} - read | {"parts"}
+    # The norm may stand at the top all the same, for the final norm.
+    inherited = {key: value for key, value in said.items() if key in read or key == "norm"}
+    parts = {label: _own(layer, label, width, inherited) for label in own}
     return {key: value for key, value in said.items() if key not in unread} | ({"parts": parts} if parts else {})
 
 
-def _own(layer: Layer, label: str, width: int) -> Keys:
-    """A part in full, with `none` for what the layer's own key has and the part has not."""
+def _own(layer: Layer, label: str, width: int, inherited: Keys) -> Keys:
+    """A part in full, with `none` for what it would inherit from the layer's own key and has not."""
     own = own_part(layer, label)
-    said = written(own.part.resolved(width))
-    inherited = getattr(layer.keys, own.key)
-    removed = set(written(inherited)) & set(type(own.part).model_fields) - set(said) if inherited else set[str]()
-    return {own.key: said | dict.fromkeys(sorted(removed), "none")}
+    said, below = written(own.part.resolved(width)), inherited.get(own.key, {})
+    fields = type(own.part).model_fields if _alike(below, said) else {}
+    removed = [key for key in below if key in fields and key not in said]
+    return {own.key: said | dict.fromkeys(removed, "none")}
 
 
 def _labels(term: Any) -> Iterator[str]:

@@ -1,0 +1,107 @@
+"""Specs that vary all that a spec can: keys of the base, kinds that add and remove things, blocks, parts."""
+
+from __future__ import annotations
+
+from tests.spec_text import BARE
+
+ROPE = "theta: 1e4, pairing: half"
+LLAMA3 = "scaling: {type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4, original: 16}"
+BLOCK = "[{residual: [mlp_norm, mlp]}, {residual: [attention_norm, attention]}]"
+# Two MLPs of their own around attention, norms half-way, a gate beside the third: no word names this block.
+MACARON = """\
+name: macaron
+attention: {heads: 2, kv_heads: 1, rope: {theta: 1e4, pairing: half}}
+mlp: {type: swiglu, width: 24, bias: [down]}
+norm: {type: rms, eps: 1e-5, offset: 1}
+block:
+  - residual: [before_norm, before]
+  - residual: [attention_norm, attention, halfway_norm]
+  - residual: [sum: [[gate_norm, after], [mlp_norm, mlp]]]
+  - halfway_post_norm
+parts:
+  before: {mlp: {type: gelu, width: 12}}
+  after: {mlp: {width: 16}}
+  halfway_norm: {norm: {type: layer, eps: 1e-6, bias: true}}
+"""
+
+
+def two(a: str, b: str, *top: str) -> str:
+    """Layers of two kinds by turns, and other keys."""
+    return "\n".join((*top, f"layers: {{pattern: [a, b], kinds: {{a: {{{a}}}, b: {{{b}}}}}}}"))
+
+
+def rope(more: str = "") -> str:
+    return f"attention: {{heads: 2, rope: {{{ROPE}{more}}}}}"
+
+
+VARIANTS = {
+    "base": "",
+    "post": "norm: {type: layer, eps: 1e-5, bias: true, placement: post, final: true}",
+    "sandwich": "norm: {type: rms, eps: 1e-6, offset: 1, placement: sandwich, final: false}",
+    "scaled positions": "positions: {type: learned}\nembedding: {scale: sqrt_width}",
+    "sines": "positions: {type: sinusoidal}\nhead: {tied: false, softcap: 30}",
+    "partial dims": rope(", dims: 2"),
+    "partial pairs": rope(f", pairs: 1, {LLAMA3}"),
+    "both ways": "attention: {heads: 2, causal: false}",
+    "sizes": "attention: {heads: 4, kv_heads: 2, head_dim: 6, scale: 0.25, softcap: 5, bias: [o, q], window: 4}",
+    "text": 'description: "a: b\\n  # c\\n{{ 7*7 }} \\u00e9 \\U0001F600 1e5"\nname: "1e5"\ncheckpoint: "0o17"',
+    "five and one": "depth: 6\nlayers: {pattern: [{local: 5}, global], "
+    "kinds: {local: {attention: {window: 4}}, global: {}}}",
+    "no window in one": two("", "attention: {window: none}", "attention: {heads: 2, window: 4}"),
+    "no rope in one": two("", "attention: {rope: none}", rope()),
+    "rope in one": two("", f"attention: {{rope: {{{ROPE}}}}}"),
+    "other scaling": two("attention: {rope: {scaling: none}}", "", rope(f", {LLAMA3}")),
+    "other heads": two("", "attention: {heads: 4}"),
+    "other head_dim": two("attention: {head_dim: 8}", "", "attention: {heads: 2, head_dim: 4}"),
+    "other mlp": two(
+        "mlp: {type: gelu_tanh, width: 4}", "mlp: {bias: none}", "mlp: {type: swiglu, width: 16, bias: [gate, up]}"
+    ),
+    "other norm": two("norm: {type: layer, eps: 1e-3, bias: false, placement: post}", ""),
+    "first and last": "depth: 5\nlayers: {first: [a], pattern: [b, a], last: [{b: 1}], "
+    "kinds: {a: {attention: {bias: [q]}}, b: {}}}",
+    "joined": "depth: 3\nlayers: {pattern: [a+b, a, b+c], "
+    "kinds: {a: {attention: {window: 4}}, b: {attention: {heads: 4}}, c: {mlp: {width: 8}}}}",
+    "a block": f"{BARE}block: {BLOCK}",
+    "a block in the first kind": two(f"block: {BLOCK}", ""),
+    "a block in the second kind": two("", f"block: {BLOCK}"),
+    "words over a block": two("", "norm: {placement: post}", f"{BARE}block: {BLOCK}"),
+    "an MLP alone": two("block: [{residual: [mlp]}]", "", "attention: {heads: 2, window: 4}"),
+    "attention removed": two("", "attention: none, block: [{residual: [mlp]}]"),
+    "norm removed": two("norm: none, block: [attention, mlp]", ""),
+    "macaron": MACARON,
+    "parts in one kind": two("", "block: [attention, wide], parts: {wide: {mlp: {width: 3}}}"),
+    "parts of the top in one kind": two(
+        "block: [attention, other, wide]", "", "parts: {wide: {mlp: {width: 3}}, other: {norm: {eps: 0.1}}}"
+    ),
+    "parts varied": two(
+        "",
+        "parts: {wide: {attention: {window: none, softcap: none}}}",
+        "attention: {heads: 2, softcap: 3}",
+        "parts: {wide: {attention: {heads: 4, window: 4}}}",
+        f"{BARE}block: [attention, wide, mlp]",
+    ),
+    "a part without its key": f"attention: none\nparts: {{own: {{attention: {{heads: 2}}}}}}\n{BARE}block: [own, mlp]",
+    "a part of a placement": "parts: {mlp_norm: {norm: {eps: 0.1}}}",
+}
+
+# As large as what is published, for a twin has something to make smaller.
+BIG = "width: 2048\ncontext: 4096\nvocab: 32000\ndepth: 12\nmlp: {type: swiglu, width: 8192}\n"
+HEADS = "attention: {heads: 16}"
+LARGE = {
+    "other head_dim": two(
+        "attention: {head_dim: 64, window: 512}", "", "attention: {heads: 16, kv_heads: 4, head_dim: 128}"
+    ),
+    "other heads": two("", "attention: {kv_heads: 1, head_dim: 256}", "attention: {heads: 16, kv_heads: 4}"),
+    "five and one": f"{HEADS}\nlayers: {{pattern: [{{local: 5}}, global], "
+    "kinds: {local: {attention: {window: 512}}, global: {}}}",
+    "first and last": f"{HEADS}\nlayers: {{first: [{{a: 3}}], pattern: [{{b: 2}}], last: [a], "
+    "kinds: {a: {mlp: {width: 1024}}, b: {}}}",
+    "parts": f"{HEADS}\n{BARE}block: [{{residual: [attention]}}, {{residual: [second]}}, mlp, wide]\n"
+    "parts: {second: {attention: {heads: 32, window: 1000}}, wide: {mlp: {width: 16384}}}",
+    "parts in a kind": two("", "block: [attention, wide], parts: {wide: {mlp: {width: 16384}}}", HEADS),
+    "rope dims": f"attention: {{heads: 16, rope: {{{ROPE}, dims: 32}}}}",
+    "rope pairs": f"attention: {{heads: 16, rope: {{{ROPE}, pairs: 16}}}}",
+    "rope in a kind": two("", f"attention: {{rope: {{{ROPE}, dims: 64}}}}", HEADS),
+    "joined": f"{HEADS}\nlayers: {{pattern: [{{a+b: 2}}, a], "
+    "kinds: {a: {attention: {window: 512}}, b: {mlp: {width: 4096}}}}",
+}
