@@ -1,6 +1,6 @@
 """How long the commands take against what they may take: the best of five runs of each, on this machine.
 
-    python benchmarks/limits.py
+python benchmarks/limits.py
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ LIMITS = {
 def seconds(command: str) -> float:
     with tempfile.TemporaryDirectory() as out:
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "blockc", *command.format(out=out).split()], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "blockc", *command.format(out=out).split()],
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         return time.perf_counter() - start
 
 

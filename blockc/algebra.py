@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from blockc.parts import Attention, Learned, Mlp, Norm, Part, Sine
+from blockc.parts import PARTS, Learned, Norm, Part, Sine
 from blockc.source import Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, find, finding, key_place
 from blockc.source import suggest as nearest
-from blockc.spec import PART_CLASSES, Layer, Spec, key_of, own_part, written
+from blockc.spec import Layer, Spec, key_of, own_part, written
 from blockc.spec.faults import dotted, from_problem, shown
 from blockc.spec.labels import refusal
 
@@ -193,13 +193,12 @@ class _Reader:
             return self._own_part(label)
         key = key_of(label)
         if key is None:
-            known = ["attention", "mlp", "attention_norm", "mlp_norm", *keys.own]
+            known = [*PARTS, "attention_norm", "mlp_norm", *keys.own]
             near = nearest(label, known)
             raise SpecError([finding(place, f"no part is called {label}", got=label,
-                                     expected="attention, mlp, a label of parts, or one that ends in _norm",
+                                     expected=f"{', '.join(PARTS)}, a label of parts, or one that ends in _norm",
                                      hint=f"did you mean {near}?" if near else "")])  # fmt: skip
-        held = {"attention": keys.attention, "mlp": keys.mlp, "norm": keys.norm.part if keys.norm else None}
-        part = held[key]
+        part = keys.part(key)
         if part is None:
             message = f"the block names {label}, and there is no {key}"
             raise SpecError([finding(place, message, expected=f"{key}: {{...}}")])
@@ -232,10 +231,10 @@ def _unread_parts(spec: Spec, terms: dict[str, Chain]) -> Iterator[Finding]:
 
 
 def _unread_keys(spec: Spec, terms: dict[str, Chain]) -> Iterator[Finding]:
-    """attention, mlp and norm at the top and in each kind, where no layer has such a part."""
+    """The keys of parts at the top and in each kind, where no layer has such a part."""
     parts = {kind: {type(leaf.part) for leaf in leaves(term)} for kind, term in terms.items()}
     for where, kinds in _storeys(spec):
-        for key, class_ in PART_CLASSES.items():
+        for key, class_ in PARTS.items():
             path = (*where, key)
             final = path == ("norm",) and spec.final_norm is not None
             if final or any(class_ in parts[kind] for kind in kinds) or not isinstance(_at(spec.tree, path), Mapping):
@@ -279,14 +278,15 @@ def canonical(value: object) -> Any:
                 "head": {"tied": value.tied, "softcap": value.softcap},
             }
         case Leaf():
-            return {value.label: {type(value.part).__name__.lower(): canonical(value.part)}}
+            key = next(key for key, class_ in PARTS.items() if type(value.part) is class_)
+            return {value.label: {key: canonical(value.part)}}
         case Chain():
             return [canonical(term) for term in value.terms]
         case Residual():
             return {"residual": canonical(value.body)}
         case Sum():
             return {"sum": [canonical(branch) for branch in value.branches]}
-        case Attention() | Mlp() | Norm() | Learned() | Sine():
+        case Part() | Learned() | Sine():
             return written(value)
         case _:
             return value

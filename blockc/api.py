@@ -1,10 +1,10 @@
 """What the command line does, as Python. Every function raises SpecError where a spec is wrong and touches no file then.
 
-    from blockc import api
-    model = api.compile("specs/llama3-8b.yaml")            # the line, to a verified graph
-    print(api.show(model))                                 # the block drawn, its matrices, its budget
-    built = api.build(model, "out/llama3-8b")              # model.py, model.onnx, ...: all or nothing
-    print(built.line)                                      # proved: oracle = torch = onnxruntime ...
+from blockc import api
+model = api.compile("specs/llama3-8b.yaml")            # the line, to a verified graph
+print(api.show(model))                                 # the block drawn, its matrices, its budget
+built = api.build(model, "out/llama3-8b")              # model.py, model.onnx, ...: all or nothing
+print(built.line)                                      # proved: oracle = torch = onnxruntime ...
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from blockc.weights import LayoutError, group_sizes, layout, patterns, random_pa
 __all__ = ["Built", "Step", "build", "check", "compile", "figures", "show", "spec_files", "trace", "twin", "verify"]
 
 
-def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # noqa: A001: it is the field's word
+def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # noqa: A001
     """The spec at `path`, with `key.path=value` assignments laid over it, as a verified graph.
 
     Raises SpecError also where a figure of `expect` or the checkpoint's layout does not hold. `expect` speaks of the spec
@@ -48,7 +48,9 @@ def _misses(model: Compiled, expectations: bool) -> list[Finding]:
             patterns(layout(name), model.function, group_sizes(model.function))
         except LayoutError as error:
             place = key_place(model.spec.tree, ("checkpoint",))
-            found.append(finding(place, " ".join(str(error).split()), hint="leave checkpoint out for a model of no family"))
+            found.append(
+                finding(place, " ".join(str(error).split()), hint="leave checkpoint out for a model of no family")
+            )
     return found
 
 
@@ -69,11 +71,22 @@ def check(path: Path | str, assignments: Sequence[str] = ()) -> tuple[Finding, .
 
 
 def figures(
-    model: Compiled, *, context: int | None = None, batch: int = 1, dtype: str = "bf16", device_memory: int | None = None
+    model: Compiled,
+    *,
+    context: int | None = None,
+    batch: int = 1,
+    dtype: str = "bf16",
+    device_memory: int | None = None,
 ) -> Report:
     """Parameters, FLOPs, cache and memory at a context (of the spec by default), a batch and a dtype."""
     return report(
-        model.spec, model.decoder, model.function, context=context, batch=batch, dtype=dtype, device_memory=device_memory
+        model.spec,
+        model.decoder,
+        model.function,
+        context=context,
+        batch=batch,
+        dtype=dtype,
+        device_memory=device_memory,
     )
 
 
@@ -182,4 +195,3 @@ def _only_summed(function: Function, value: Value) -> bool:
     users = [n for n in function.nodes if value in n.inputs]
     ends = [v for _, v in function.outputs]
     return isinstance(value.node.op, Add) and len(users) == 1 and value not in ends
-

@@ -113,7 +113,9 @@ class _Layers:
         try:
             out = _expand(chain, scope, scope.x[0])
         except GraphError as error:
-            raise GraphError(f"layer kind {kind}: {error}", error.place, expected=error.expected, got=error.got) from None
+            raise GraphError(
+                f"layer kind {kind}: {error}", error.place, expected=error.expected, got=error.got
+            ) from None
         piece = scope.close("Layer", out, steps(chain))
         return Piece(self._named(piece.function, kind), piece.asks)
 

@@ -27,7 +27,10 @@ app = typer.Typer(
 
 OK, WRONG, USAGE, ENVIRONMENT, INTERRUPTED = 0, 1, 2, 3, 130
 
-Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Say a key of the spec anew, such as norm.placement=post.")]
+Set = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Say a key of the spec anew, such as norm.placement=post."),
+]
 SpecPath = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec file.", show_default=False)]
 NOTHING: list[str] = []
 
@@ -55,7 +58,9 @@ def options(
 
 @app.command()
 def check(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Spec files, or folders of them.", show_default=False)],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Spec files, or folders of them.", show_default=False)
+    ],
     assignments: Set = NOTHING,
 ) -> None:
     """Read specs and say what is wrong, at file:line:column. Exit code 1 if anything is."""
@@ -78,10 +83,16 @@ def check(
 @app.command()
 def build(
     spec: SpecPath,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write; generated/<name> by default.")] = None,
-    logits: Annotated[Logits, typer.Option(help="model.onnx gives logits of all tokens or of the last one.")] = Logits.all,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to write; generated/<name> by default.")
+    ] = None,
+    logits: Annotated[
+        Logits, typer.Option(help="model.onnx gives logits of all tokens or of the last one.")
+    ] = Logits.all,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Write without proving the twin.")] = False,
-    require_proof: Annotated[bool, typer.Option("--require-proof", help="Fail where a backend to prove with is missing.")] = False,
+    require_proof: Annotated[
+        bool, typer.Option("--require-proof", help="Fail where a backend to prove with is missing.")
+    ] = False,
     assignments: Set = NOTHING,
 ) -> None:
     """Write model.py, model.onnx and their report, all or nothing, and prove the spec's tiny twin."""
@@ -103,14 +114,22 @@ def build(
 
 @app.command()
 def show(
-    specs: Annotated[list[Path], typer.Argument(metavar="SPEC...", help="One spec, or several for a row each.", show_default=False)],
-    expanded: Annotated[bool, typer.Option("--expanded", help="The block algebra that the spec's words stand for.")] = False,
+    specs: Annotated[
+        list[Path], typer.Argument(metavar="SPEC...", help="One spec, or several for a row each.", show_default=False)
+    ],
+    expanded: Annotated[
+        bool, typer.Option("--expanded", help="The block algebra that the spec's words stand for.")
+    ] = False,
     graph: Annotated[bool, typer.Option("--graph", help="The graph, function by function.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
-    context: Annotated[int | None, typer.Option(metavar="T", min=1, help="Tokens; the spec's context by default.")] = None,
+    context: Annotated[
+        int | None, typer.Option(metavar="T", min=1, help="Tokens; the spec's context by default.")
+    ] = None,
     batch: Annotated[int, typer.Option(metavar="B", min=1, help="Sequences.")] = 1,
     dtype: Annotated[Dtype, typer.Option(help="Of weights, cache and activations.")] = Dtype.bf16,
-    device_memory: Annotated[str | None, typer.Option(metavar="M", help="Memory of one device, such as 80GB or 80GiB.")] = None,
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="M", help="Memory of one device, such as 80GB or 80GiB.")
+    ] = None,
     assignments: Set = NOTHING,
 ) -> None:
     """Draw the block, list its matrices, and count parameters, FLOPs, cache and memory."""
@@ -136,7 +155,9 @@ def show(
 
 @app.command()
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="SPEC|DIR", help="A spec file, or the folder of a build.", show_default=False)],
+    path: Annotated[
+        Path, typer.Argument(metavar="SPEC|DIR", help="A spec file, or the folder of a build.", show_default=False)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="The golden matrix as JSON.")] = False,
     assignments: Set = NOTHING,
 ) -> None:
@@ -179,7 +200,9 @@ def trace(
     print(f"{'after':{wide}}  {'rms':>8}  {'largest':>8}  first values")
     for step in steps:
         last = step.stream[-1]
-        print(f"{step.name:{wide}}  {step.rms[-1]:8.4f}  {abs(last).max():8.4f}  {' '.join(f'{v:8.4f}' for v in last[:6])}")
+        print(
+            f"{step.name:{wide}}  {step.rms[-1]:8.4f}  {abs(last).max():8.4f}  {' '.join(f'{v:8.4f}' for v in last[:6])}"
+        )
 
 
 @app.command()
@@ -202,7 +225,17 @@ def _file(path: Path) -> Path:
     return path
 
 
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_UNITS = {
+    "": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
 
 
 def _bytes(text: str) -> int:
@@ -278,5 +311,7 @@ def _said(error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError):
         print(f"blockc: the package {error.name} is missing", file=sys.stderr)
         return ENVIRONMENT
-    print(f"blockc: this is a fault of blockc: {type(error).__name__}: {error}\nrun again with --debug", file=sys.stderr)
+    print(
+        f"blockc: this is a fault of blockc: {type(error).__name__}: {error}\nrun again with --debug", file=sys.stderr
+    )
     return ENVIRONMENT

@@ -1,6 +1,6 @@
 """Safetensors files, read with suspicion and written whole. NumPy only; pickled weights are never opened.
 
-    8 bytes: n, little-endian | n bytes: JSON {name: {dtype, shape, data_offsets}} | the tensors, without holes
+8 bytes: n, little-endian | n bytes: JSON {name: {dtype, shape, data_offsets}} | the tensors, without holes
 """
 
 from __future__ import annotations

@@ -257,5 +257,3 @@ def _indented(block: str) -> str:
 
 
 __all__ = ["binary", "expanded", "rows", "size", "text"]
-
-

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from blockc.algebra import elaborate, leaves
 from blockc.parts import Attention
 from blockc.source import Entry, Mapping, Scalar, Sequence, Tree, find, plain
 from blockc.spec import Spec, from_tree
 
 HEAD_DIM = 16  # the least that fused attention takes
-WIDTH = 128
+WIDTH = 64  # of a stream that is not as wide as its heads together
 VOCAB = 96
 CONTEXT = 128
 ORIGINAL = 64  # of a scaled rope: its wavelengths then fall into all three bands
@@ -24,32 +25,51 @@ SOFTCAP = 2.0  # near the spread of random scores: a cap that bends nothing prov
 
 def shrink(spec: Spec) -> Spec:
     """The twin of a spec; of a twin, itself."""
+    sizes = _Sizes(spec)
     tree = _without(spec.tree, "expect", "description")
-    attention = next((layer.keys.attention for layer in spec.layers if layer.keys.attention), None)
-    width = min(spec.top.width, _width(attention, spec.top.width))
     tree = _set(tree, ("name",), spec.name.removesuffix("-twin") + "-twin")
-    tree = _set(tree, ("width",), width)
+    tree = _set(tree, ("width",), sizes.width)
     tree = _set(tree, ("vocab",), min(spec.top.vocab, VOCAB))
     tree = _set(tree, ("context",), min(spec.top.context, CONTEXT))
-    tree = _layer_keys(tree, spec, width)
+    for place in _layer_places(tree):
+        tree = _attention(tree, (*place, "attention"), sizes)
+        tree = _mlp(tree, (*place, "mlp"), spec.top.width, sizes.width)
     tree = _depth(tree, spec)
     if spec.top.head.softcap:
         tree = _set(tree, ("head", "softcap"), min(spec.top.head.softcap, SOFTCAP))
     return from_tree(tree)
 
 
-def _width(attention: Attention | None, width: int) -> int:
-    """As wide as the twin's heads together, where the spec's are as wide as its stream."""
-    if width <= WIDTH:
-        return width
-    if attention is None:
-        return WIDTH // 2
-    a = attention.resolved(width)
-    heads, head_dim = _heads(a)[0], _head_dim(a)
-    return min(heads * head_dim, WIDTH) if a.heads * (a.head_dim or 0) == width else WIDTH // 2
+class _Sizes:
+    """What the twin's sizes follow from: all attentions of the spec, and the top-level one, which kinds vary."""
+
+    def __init__(self, spec: Spec) -> None:
+        chains = dict.fromkeys(elaborate(spec).layers)
+        self.all = [leaf.part for chain in chains for leaf in leaves(chain) if isinstance(leaf.part, Attention)]
+        self.was = spec.top.width
+        self.base = next((layer.keys.attention for layer in spec.layers if layer.keys.attention), None)
+        self.factor = self._factor()
+        self.width = self._width()
+
+    def _factor(self) -> Fraction:
+        """One for all heads, so that unlike ones stay unlike: the smallest, or its rotary part, becomes HEAD_DIM wide."""
+        wide = [a.rope.dims if a.rope and a.rope.dims else a.head_dim or 1 for a in self.all]
+        factor = min(Fraction(1), max((Fraction(HEAD_DIM, w) for w in wide), default=Fraction(1)))
+        whole = all((size * factor).denominator == 1 for a in self.all for size in (a.head_dim or 1,))
+        return factor if whole else Fraction(1)
+
+    def _width(self) -> int:
+        """As wide as the twin's heads together, where the spec's are as wide as its stream."""
+        a = self.base.resolved(self.was) if self.base else None
+        if a is None or a.heads * (a.head_dim or 0) != self.was:
+            return min(self.was, WIDTH)
+        return heads(a)[0] * self.head_dim(a)
+
+    def head_dim(self, a: Attention) -> int:
+        return int((a.head_dim or 1) * self.factor)
 
 
-def _heads(a: Attention) -> tuple[int, int]:
+def heads(a: Attention) -> tuple[int, int]:
     """Two key-value heads at least, so that their order shows, and the same number of queries to each."""
     kv_heads = a.kv_heads or a.heads
     group = a.heads // kv_heads
@@ -57,62 +77,48 @@ def _heads(a: Attention) -> tuple[int, int]:
     return few * group, few
 
 
-def _head_dim(a: Attention) -> int:
-    head_dim = a.head_dim or 0
-    if a.rope and a.rope.dims and a.rope.dims < head_dim:
-        wide = Fraction(HEAD_DIM * head_dim, a.rope.dims)
-        return int(wide) if wide.denominator == 1 and wide < head_dim else head_dim
-    return min(head_dim, HEAD_DIM)
-
-
-def _layer_keys(tree: Mapping, spec: Spec, width: int) -> Mapping:
-    """The keys that layers are made of, at the top, in every kind and in every part."""
+def _layer_places(tree: Mapping) -> list[tuple[str, ...]]:
+    """Where the keys that layers are made of stand: at the top, in every kind and in every part."""
     places: list[tuple[str, ...]] = [()]
     if isinstance(kinds := _at(tree, ("layers", "kinds")), Mapping):
         places += [("layers", "kinds", name) for name in kinds.entries]
     for place in tuple(places):
         if isinstance(parts := _at(tree, (*place, "parts")), Mapping):
             places += [(*place, "parts", name) for name in parts.entries]
-    for place in places:
-        tree = _attention(tree, (*place, "attention"), spec, width)
-        tree = _mlp(tree, (*place, "mlp"), spec.top.width, width)
-    return tree
+    return places
 
 
-def _attention(tree: Mapping, path: tuple[str, ...], spec: Spec, width: int) -> Mapping:
+_OWN = ("heads", "kv_heads", "head_dim")
+
+
+def _attention(tree: Mapping, path: tuple[str, ...], sizes: _Sizes) -> Mapping:
     here = _at(tree, path)
-    base = next((layer.keys.attention for layer in spec.layers if layer.keys.attention), None)
-    if not isinstance(here, Mapping) or base is None:
+    if not isinstance(here, Mapping) or sizes.base is None:
         return tree
-    top = path == ("attention",)
     said = {key: plain(entry.value) for key, entry in here.entries.items()}
-    own = base if top else base.model_copy(update={k: v for k, v in said.items() if k in ("heads", "kv_heads", "head_dim")})
-    a = own.resolved(spec.top.width)
-    (heads, kv_heads), head_dim = _heads(a), _head_dim(base.resolved(spec.top.width))
-    head_dim = head_dim * (a.head_dim or 1) // (base.resolved(spec.top.width).head_dim or 1)
-    new: dict[tuple[str, ...], int | float] = {("heads",): heads, ("kv_heads",): kv_heads, ("head_dim",): head_dim}
-    wanted = {key for key in new if key[0] in said}
-    if top and heads * head_dim != width:
-        wanted.add(("head_dim",))
-    edits = {key: new[key] for key in wanted} | _ropes(here, a, head_dim)
+    own = {key: value if isinstance(value, int) else None for key, value in said.items() if key in _OWN}
+    a = sizes.base.model_copy(update=own).resolved(sizes.was)
+    (few, kv_heads), head_dim = heads(a), sizes.head_dim(a)
+    new: dict[str, int] = {"heads": few, "kv_heads": kv_heads, "head_dim": head_dim}
+    edits: dict[tuple[str, ...], int | float] = {(key,): new[key] for key in _OWN if isinstance(said.get(key), int)}
+    if "heads" in said and "head_dim" not in said and few * head_dim != sizes.width:
+        edits["head_dim",] = head_dim
     for key, most in (("window", WINDOW), ("softcap", SOFTCAP)):
         if isinstance(value := said.get(key), int | float):
             edits[key,] = min(value, most)
     if isinstance(scale := said.get("scale"), int | float):
         edits["scale",] = scale * ((a.head_dim or 1) / head_dim) ** 0.5
-    for key, value in edits.items():
+    for key, value in (edits | _rope(here, sizes.factor)).items():
         tree = _set(tree, (*path, *key), value)
     return tree
 
 
-def _ropes(here: Mapping, a: Attention, head_dim: int) -> dict[tuple[str, ...], int | float]:
-    rope = _at(here, ("rope",))
+def _rope(here: Mapping, factor: Fraction) -> dict[tuple[str, ...], int | float]:
     edits: dict[tuple[str, ...], int | float] = {}
-    if not isinstance(rope, Mapping):
-        return edits
     for key in ("dims", "pairs"):
-        if isinstance(value := plain(rope.entries[key].value) if key in rope.entries else None, int):
-            edits["rope", key] = max(1, value * head_dim // (a.head_dim or 1))
+        count = _at(here, ("rope", key))
+        if isinstance(count, Scalar) and isinstance(count.value, int):
+            edits["rope", key] = max(1, int(count.value * factor))
     original = _at(here, ("rope", "scaling", "original"))
     if isinstance(original, Scalar) and isinstance(original.value, int):
         edits["rope", "scaling", "original"] = min(original.value, ORIGINAL)

@@ -31,7 +31,9 @@ BACKENDS = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--table", action="store_true", help="print specs x backends and fail on a hole that is not expected")
+    parser.addoption(
+        "--table", action="store_true", help="print specs x backends and fail on a hole that is not expected"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

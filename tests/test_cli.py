@@ -26,13 +26,20 @@ def run(*arguments: str, cwd: Path = ROOT, env: dict[str, str] | None = None) ->
 
 
 def run_without(names: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
-    script = WITHOUT.format(names=names) + f"sys.argv = ['blockc', *{list(arguments)!r}]; from blockc.cli import main; main()"
+    script = (
+        WITHOUT.format(names=names)
+        + f"sys.argv = ['blockc', *{list(arguments)!r}]; from blockc.cli import main; main()"
+    )
     return subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
 
 
 def test_help_imports_nothing_heavy() -> None:
-    script = "import sys; from blockc.cli import app, _guarded; _guarded(lambda: app(['--help'], standalone_mode=False)); "
-    script += "print(','.join(sorted(m for m in sys.modules if m in ('numpy', 'pydantic', 'onnx', 'torch', 'onnx_ir'))))"
+    script = (
+        "import sys; from blockc.cli import app, _guarded; _guarded(lambda: app(['--help'], standalone_mode=False)); "
+    )
+    script += (
+        "print(','.join(sorted(m for m in sys.modules if m in ('numpy', 'pydantic', 'onnx', 'torch', 'onnx_ir'))))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == ""
     for command in ("check", "build", "show", "verify", "trace", "schema"):

@@ -31,9 +31,7 @@ class Bug:
     variant: str = "full"
 
 
-HALF_NORM = (
-    "attention_norm = x * torch.rsqrt(x.half().square().mean(-1, keepdim=True) + 1e-5).float() * self.attention_norm.weight"
-)
+HALF_NORM = "attention_norm = x * torch.rsqrt(x.half().square().mean(-1, keepdim=True) + 1e-5).float() * self.attention_norm.weight"
 
 BUGS = (
     Bug("mask off by one", "llama3-8b", "[:, None, :, None] >= key", "[:, None, :, None] + 1 >= key", "mask"),
@@ -107,9 +105,13 @@ BUGS = (
         "q_rotated, key.repeat(1, 4, 1, 1), value.repeat(1, 4, 1, 1), attn_mask=mask, scale=0.25",
         "layers.0.attention.mixed",
     ),
-    Bug("a residual dropped", "llama3-8b", "after_mlp = after_attention + mlp", "after_mlp = mlp", "layers.0.after_mlp"),
+    Bug(
+        "a residual dropped", "llama3-8b", "after_mlp = after_attention + mlp", "after_mlp = mlp", "layers.0.after_mlp"
+    ),
     Bug("tanh GELU made exact", "gpt2", 'F.gelu(up, approximate="tanh")', "F.gelu(up)", "layers.0.mlp.activated"),
-    Bug("exact GELU made tanh", "pythia-410m", "F.gelu(up)", 'F.gelu(up, approximate="tanh")', "layers.0.mlp.activated"),
+    Bug(
+        "exact GELU made tanh", "pythia-410m", "F.gelu(up)", 'F.gelu(up, approximate="tanh")', "layers.0.mlp.activated"
+    ),
 )
 
 

@@ -168,8 +168,8 @@ def test_none_removes_what_is_inherited(key: str) -> None:
 
 def test_none_removes_rope_from_one_layer_only() -> None:
     rope = "attention: {heads: 2, rope: {theta: 1e4, pairing: half}}"
-    change = f"depth: 4\n{rope}\nlayers: {{pattern: [{{a: 3}}, b], kinds: {{a: {{}}, b: {{attention: {{rope: none}}}}}}}}"
-    whole = made(change, drop="positions")
+    layers = "{pattern: [{a: 3}, b], kinds: {a: {}, b: {attention: {rope: none}}}}"
+    whole = made(f"depth: 4\n{rope}\nlayers: {layers}", drop="positions")
     attentions = [layer.keys.attention for layer in whole.spec.layers]
     assert [a is not None and a.rope is not None for a in attentions] == [True, True, True, False]
     assert whole.graph_txt().count("q_rotated = rotary") == 1  # three layers are one function, the fourth has none

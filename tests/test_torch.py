@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from torch import Tensor
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -120,6 +120,7 @@ def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.backend("aot_eager")
 @every_spec
 @pytest.mark.usefixtures("_fresh")
 def test_aot_eager_in_one_graph(name: str, folder: Path) -> None:
@@ -133,6 +134,7 @@ def test_aot_eager_in_one_graph(name: str, folder: Path) -> None:
             _same(traced(**inputs), model(**inputs))
 
 
+@pytest.mark.backend("inductor")
 @three_specs
 @pytest.mark.usefixtures("_fresh")
 def test_inductor_in_one_graph(name: str, folder: Path) -> None:
@@ -158,30 +160,21 @@ def _shapes(inputs: Inputs) -> Inputs:
     }
 
 
-def _exported(model: Any) -> ExportedProgram:
-    inputs = _inputs(model, 2, 3, 4)
-    with torch.no_grad():
-        return torch.export.export(model, (), inputs, dynamic_shapes=_shapes(inputs))
-
-
+@pytest.mark.backend("export")
 @every_spec
 def test_export_with_dynamic_shapes(name: str, folder: Path) -> None:
+    """One program prefills and decodes."""
     model = _model(name, folder)
-    program = _exported(model).module()
-    for size in ((2, 3, 4), (3, 5, 2), (1, 1, 7), (1, 1, 1), (2, 7, 1)):
+    example = _inputs(model, 2, 3, 4)
+    with torch.no_grad():
+        program = torch.export.export(model, (), example, dynamic_shapes=_shapes(example)).module()
+    for size in ((2, 3, 4), (3, 5, 2), (1, 1, 7), (1, 1, 1), (2, 7, 0)):
         inputs = _inputs(model, *size)
         with torch.no_grad():
             _same(program(**inputs), model(**inputs))
 
 
-@pytest.mark.xfail(strict=True, reason="query_positions slices the mask, for which torch wants T != S")
-def test_one_exported_program_prefills_and_decodes(folder: Path) -> None:
-    model = _model("llama3-8b", folder)
-    inputs = _inputs(model, 2, 5, 0)
-    with torch.no_grad():
-        _same(_exported(model).module()(**inputs), model(**inputs))
-
-
+@pytest.mark.backend("export")
 @every_spec
 def test_export_without_a_past(name: str, folder: Path) -> None:
     """Mask and positions too are left to the model."""
@@ -194,12 +187,16 @@ def test_export_without_a_past(name: str, folder: Path) -> None:
             _same(program(tokens), model(tokens))
 
 
+@pytest.mark.backend("onnx export")
 @three_specs
 def test_torch_onnx_export_agrees_with_the_direct_graph(name: str, folder: Path) -> None:
     model = _model(name, folder)
-    with warnings.catch_warnings():
+    example = _inputs(model, 2, 3, 4)
+    with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        traced = torch.onnx.export(_exported(model), dynamo=True, opset_version=23, verbose=False)
+        traced = torch.onnx.export(
+            model, (), kwargs=example, dynamic_shapes=_shapes(example), dynamo=True, opset_version=23, verbose=False
+        )
     assert traced is not None
     theirs = _session(traced.model_proto.SerializeToString())
     ours = _session(_twin(name).onnx(weights=_params(name)))
@@ -209,13 +206,6 @@ def test_torch_onnx_export_agrees_with_the_direct_graph(name: str, folder: Path)
         mine = ours.run(None, {i.name: feeds[i.name] for i in ours.get_inputs()})
         for got, wanted in zip(mine, theirs.run(None, in_order), strict=True):
             _close(got, wanted)
-
-
-@pytest.mark.xfail(strict=True, reason="query_positions slices the mask, whose length is then unknown to torch.onnx")
-def test_torch_onnx_export_takes_the_model_itself(folder: Path) -> None:
-    model = _model("gpt2", folder)
-    inputs = _inputs(model, 2, 3, 4)
-    torch.onnx.export(model, (), kwargs=inputs, dynamic_shapes=_shapes(inputs), dynamo=True, verbose=False)
 
 
 def _session(model: bytes) -> Any:
@@ -245,6 +235,7 @@ def test_what_is_left_out_is_worked_out(name: str, folder: Path) -> None:
 # The real size
 
 
+@pytest.mark.backend("meta")
 @every_spec
 def test_the_real_model_on_the_meta_device(name: str) -> None:
     """Names, shapes and total are those of the graph, of the spec's own figure and of the ONNX."""
@@ -378,17 +369,14 @@ def test_load_names_what_is_not_known(name: str, folder: Path, tmp_path: Path) -
         _module(name, folder).Model.load(_written(tensors, tmp_path / "model.safetensors"))
 
 
-UNNAMED = pytest.mark.xfail(strict=True, reason="copy_packed splits before it compares: torch's error names no tensor")
-
-
 @pytest.mark.parametrize(
     ("name", "axis"),
     [
         *((name, axis) for name in ("gemma2-9b", "llama3-8b", "transformer2017") for axis in (0, 1)),
         ("gpt2", 0),
         ("pythia-410m", 1),
-        pytest.param("gpt2", 1, marks=UNNAMED),  # the axis along which it is packed
-        pytest.param("pythia-410m", 0, marks=UNNAMED),
+        ("gpt2", 1),
+        ("pythia-410m", 0),
     ],
 )
 def test_load_names_what_has_another_shape(name: str, axis: int, folder: Path, tmp_path: Path) -> None:

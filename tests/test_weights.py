@@ -46,13 +46,18 @@ AutoModel: Any = transformers.AutoModelForCausalLM
 library: Any = safetensors.torch  # neither has types of its own
 
 SIZES = "blockc: 1\nname: small\nvocab: 128\nwidth: 64\ndepth: 2\ncontext: 64\n"
-LLAMA = SIZES + """\
+LLAMA = (
+    SIZES
+    + """\
 attention: {heads: 4, kv_heads: 2, rope: {theta: 5000, pairing: half}}
 mlp: {type: swiglu, width: 96}
 norm: {type: rms, eps: 1e-5, placement: pre}
 head: {tied: false}
 """
-LLAMA_TIED = SIZES + """\
+)
+LLAMA_TIED = (
+    SIZES
+    + """\
 attention:
   heads: 4
   kv_heads: 2
@@ -66,20 +71,29 @@ mlp: {type: swiglu, width: 96, bias: [gate, up, down]}
 norm: {type: rms, eps: 1e-5, placement: pre}
 head: {tied: true}
 """
-GPT2 = SIZES + """\
+)
+GPT2 = (
+    SIZES
+    + """\
 positions: {type: learned}
 attention: {heads: 4, bias: [q, k, v, o]}
 mlp: {type: gelu_tanh, width: 256, bias: [up, down]}
 norm: {type: layer, eps: 1e-5, bias: true, placement: pre}
 head: {tied: true}
 """
-GPT_NEOX = SIZES + """\
+)
+GPT_NEOX = (
+    SIZES
+    + """\
 attention: {heads: 4, bias: [q, k, v, o], rope: {theta: 10000, pairing: half, dims: 4}}
 mlp: {type: gelu, width: 96, bias: [up, down]}
 norm: {type: layer, eps: 1e-5, bias: true, placement: parallel_two}
 head: {tied: false}
 """
-GEMMA2 = SIZES + """\
+)
+GEMMA2 = (
+    SIZES
+    + """\
 embedding: {scale: sqrt_width}
 attention:
   heads: 4
@@ -95,6 +109,7 @@ layers:
   pattern: [local, global]
   kinds: {local: {attention: {window: 8}}, global: {}}
 """
+)
 ALIKE: dict[str, Any] = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,

@@ -44,7 +44,12 @@ def loading(checkpoint: str | None, function: Function) -> Loading:
     """The loading of the layout named `checkpoint`. Raises LayoutError where it does not fit the function's parameters."""
     common = ("open_tensors",)
     if checkpoint is None:
-        return Loading("torch/load_own.j2", "torch/no_table.j2", (*common, *_COPYING, "copy_own"), "under the names of its parameters")
+        return Loading(
+            "torch/load_own.j2",
+            "torch/no_table.j2",
+            (*common, *_COPYING, "copy_own"),
+            "under the names of its parameters",
+        )
     depth = sum(is_call(n) for n in function.nodes)
     held = patterns(layout(checkpoint), function, group_sizes(function))
     packed = any(len(p.targets) > 1 or p.groups > 1 or p.transpose for p in held)

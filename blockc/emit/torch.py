@@ -6,6 +6,7 @@ graph is only put in order for them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -79,23 +80,31 @@ def emit(function: Function, *, name: str, summary: str, load: Loading, init: fl
     """
     *inner, root = functions(function)
     pasts = [n for n in root.inputs if _is_past(n)]
-    body = _Body(root)
     reads = _reads(root)
-    helpers = _helpers(function, ["next_token_loss" if pasts else "token_loss", *(["query_positions"] if reads else [])])
-    return _environment().get_template(f"torch/{'cached' if pasts else 'plain'}.py.j2").render(
-        name=name,
-        summary=summary,
-        total=sum(param.size for param in parameters(function).values()),
-        imports=_imports([*helpers, *load.helpers]),
-        helpers=[_definition(helper) for helper in helpers],
-        classes=[_class(f) for f in inner],
-        root=Class("Model", summary, tuple(_declarations(root)), (), tuple(body.steps), (body[root.outputs[0][1]],), reads),
-        table=next(param.name for param in root.own_params),
-        ties=list(_ties(root)),
-        cache=_cache_shapes(root, pasts),
-        load=load,
-        loading=[_definition(helper) for helper in load.helpers],
-        init=_init(function, init),
+    helpers = _helpers(
+        function, [*(["query_positions"] if reads else []), "next_token_loss" if pasts else "token_loss"]
+    )
+    body = _Body(root, helpers)
+    return (
+        _environment()
+        .get_template(f"torch/{'cached' if pasts else 'plain'}.py.j2")
+        .render(
+            name=name,
+            summary=summary,
+            total=sum(param.size for param in parameters(function).values()),
+            imports=_imports([*helpers, *load.helpers]),
+            helpers=[_definition(helper) for helper in helpers],
+            classes=[_class(f, helpers) for f in inner],
+            root=Class(
+                "Model", summary, tuple(_declarations(root)), (), tuple(body.steps), (body[root.outputs[0][1]],), reads
+            ),
+            table=next(param.name for param in root.own_params),
+            ties=list(_ties(root)),
+            cache=_cache_shapes(root, pasts),
+            load=load,
+            loading=[_definition(helper) for helper in load.helpers],
+            init=_init(function, init),
+        )
     )
 
 
@@ -109,8 +118,8 @@ def _is_past(n: Node) -> bool:
     return isinstance(n.op, Input) and n.op.past
 
 
-def _class(function: Function) -> Class:
-    body = _Body(function)
+def _class(function: Function, helpers: Sequence[str]) -> Class:
+    body = _Body(function, helpers)
     return Class(
         function.name,
         function.doc,
@@ -133,9 +142,9 @@ _RESERVED = {"self", "torch", "nn", "F", "x", "layer", "past", "present", "loss"
 class _Body:
     """A function's statements, and what each value is called in them."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, helpers: Sequence[str]) -> None:
         self.names: dict[Value, str] = {n[0]: n.name for n in function.inputs}
-        self.taken = set(self.names.values()) | _RESERVED
+        self.taken = {*self.names.values(), *_RESERVED, *helpers}
         self.pasts = {n[0] for n in function.inputs if _is_past(n)}
         self.layers = [n for n in function.nodes if is_call(n) and "." in n.name]
         self.stateful = [n for n in self.layers if any(v in self.pasts for v in n.inputs)]
@@ -260,13 +269,12 @@ def _cache_shapes(root: Function, pasts: Sequence[Node]) -> dict[str, Any]:
 
 
 def _init(function: Function, std: float) -> dict[str, Any]:
-    """How an untrained model starts, read off the graph: gains, and the matrices that write to the stream."""
-    inner = functions(function)
-    writers = {n.name for f in inner if f.stream for n in _writers(f)}
-    gains = {param.neutral for param in parameters(function).values() if param.role == "gain"}
-    depth = sum(is_call(n) for n in function.nodes)
-    return {"std": std, "writers": sorted(f".{name}.weight" for name in writers), "gain": max(gains, default=1.0),
-            "additions": max(1, 2 * depth)}  # fmt: skip
+    """How an untrained model starts, read off the graph: the matrices that write to the stream, and how many they are."""
+    layers = [called(n) for n in function.nodes if is_call(n)]
+    writers = [n for layer in layers for call in layer.nodes if is_call(call) for n in _writers(called(call))]
+    biases = any(isinstance(n.op, Linear) and n.op.bias for f in functions(function) for n in f.nodes)
+    return {"std": std, "writers": sorted({f".{n.name}" for n in writers}), "additions": max(1, len(writers)),
+            "biases": ["bias"] if biases else []}  # fmt: skip
 
 
 def _writers(function: Function) -> Iterator[Node]:
@@ -276,27 +284,33 @@ def _writers(function: Function) -> Iterator[Node]:
 
 
 def _helpers(function: Function, more: Iterable[str]) -> list[str]:
+    """Each helper once, in the order of first use, after those that it is written with."""
     used = (helper for f in functions(function) for n in f.nodes for helper in n.op.helpers)
-    return sorted(set(used) | set(more), key=_rank)
+    order: dict[str, None] = {}
+    for helper in (*used, *more):
+        order.update(dict.fromkeys((*_needs(helper), helper)))
+    return list(order)
 
 
-def _rank(helper: str) -> int:
-    """Classes first, then in the order of the line: positions, masks, tables, heads, loss, loading."""
-    order = [
-        "offset_rms_norm", "query_positions", "key_positions", "visible", "visible_within", "visible_both_ways",
-        "sinusoidal", "rotary_frequencies", "llama3_scaling", "still_pairs", "rotary_table", "rotate", "rotate_first",
-        "grouped", "softcap_attention", "take_token", "next_token_loss", "token_loss",
-    ]  # fmt: skip
-    return order.index(helper)
+@cache
+def _needs(helper: str) -> tuple[str, ...]:
+    """What a helper file imports from its neighbours."""
+    found = re.findall(r"^from \.(\w+) import", _text(helper), re.MULTILINE)
+    return tuple(name for needed in found for name in (*_needs(needed), needed))
 
 
 _BLANK = "\n\n\n"  # what stands between a helper file's imports and its definition
 
 
 @cache
+def _text(helper: str) -> str:
+    return (_templates() / "helpers" / f"{helper}.py").read_text(encoding="utf-8")
+
+
+@cache
 def _helper(name: str) -> tuple[tuple[str, ...], str]:
     """The import lines of a helper file, and its definition."""
-    head, _, body = (_templates() / "helpers" / f"{name}.py").read_text(encoding="utf-8").partition(_BLANK)
+    head, _, body = _text(name).partition(_BLANK)
     lines = tuple(line for line in head.splitlines() if line and "import" in line and not line.startswith("from ."))
     return lines, body.rstrip()
 

@@ -76,9 +76,7 @@ class Dim:
             return "0"
         # Symbols read in the order P, S as everyone writes P + S; the constant comes last.
         ordered = sorted(self.terms, key=lambda term: (not term[0], term[0]))
-        parts = [
-            "*".join(([str(c)] if c != 1 or not monomial else []) + list(monomial)) for monomial, c in ordered
-        ]
+        parts = ["*".join(([str(c)] if c != 1 or not monomial else []) + list(monomial)) for monomial, c in ordered]
         return " + ".join(parts).replace("+ -", "- ")
 
 

@@ -81,8 +81,10 @@ class Value:
     def name(self) -> str:
         """layers.0, embedding; rotary.cos where an op has several outputs. A call's first output is the call's own name."""
         names = self.node.op.output_names
-        return self.node.name if len(names) == 1 or self.index == 0 and names[0] == "out" else (
-            f"{self.node.name}.{names[self.index]}"
+        return (
+            self.node.name
+            if len(names) == 1 or (self.index == 0 and names[0] == "out")
+            else (f"{self.node.name}.{names[self.index]}")
         )
 
 
@@ -117,12 +119,12 @@ class Node:
 
     def remade(self, *, op: Op | None = None, inputs: tuple[Value, ...] | None = None, name: str | None = None) -> Node:
         """A node like this one, made now: it stands after everything that was made before it."""
-        return Node(op or self.op, self.inputs if inputs is None else inputs, name or self.name, self.params, self.place)
+        return Node(
+            op or self.op, self.inputs if inputs is None else inputs, name or self.name, self.params, self.place
+        )
 
 
-def node(
-    op: Op, *inputs: Value, name: str, params: Sequence[Param] | None = None, place: Place | None = None
-) -> Node:
+def node(op: Op, *inputs: Value, name: str, params: Sequence[Param] | None = None, place: Place | None = None) -> Node:
     """A node whose parameters are its own (name.weight, ...) unless others are given, which ties it to them."""
     own = tuple(Param(f"{name}.{p.name}", p.shape, p.role, p.neutral) for p in op.params())
     return Node(op, inputs, name, own if params is None else tuple(params), place)

@@ -60,9 +60,7 @@ class Names:
     """How a function's values are called in its text: the node's name, or name.output where there are several."""
 
     def __init__(self, function: Function) -> None:
-        self.last_of_loop = {
-            item.calls[-1]: item.prefix for item in roll(function) if isinstance(item, Loop)
-        }
+        self.last_of_loop = {item.calls[-1]: item.prefix for item in roll(function) if isinstance(item, Loop)}
 
     def __getitem__(self, value: Value) -> str:
         base = self.last_of_loop.get(value.node, value.node.name)

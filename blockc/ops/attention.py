@@ -105,7 +105,7 @@ class Attention(Op):
         return (q,)
 
     def flops(self, *args: Type) -> Dim:
-        q, k, v, _ = args
+        _, k, v, _ = args
         return self.scratch(*args) * (last(k) + last(v)) * 2
 
     def scratch(self, *args: Type) -> Dim:

@@ -21,7 +21,11 @@ FAR = 2**30  # the position of padding: beyond every query
 def _clock(reaches: tuple[Reach, ...], far: bool) -> tuple[Reach, ...]:
     """A running count of the mask up to t reads no later token."""
     reach = along(reaches[0])
-    return (Clock(1, far=far),) if reach in (Tokens(1), Constant()) else (Leaks("positions counted from a value that leaks"),)
+    return (
+        (Clock(1, far=far),)
+        if reach in (Tokens(1), Constant())
+        else (Leaks("positions counted from a value that leaks"),)
+    )
 
 
 @dataclass(frozen=True)

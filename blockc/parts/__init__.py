@@ -6,7 +6,11 @@ from blockc.parts.mlp import Mlp
 from blockc.parts.norm import Norm
 from blockc.parts.position import Learned, Positions, Sine
 
+# The keys of a layer, each with the part that it describes: the one list of what there is.
+PARTS: dict[str, type[Part]] = {"attention": Attention, "mlp": Mlp, "norm": Norm}
+
 __all__ = [
+    "PARTS",
     "Attention", "Learned", "Llama3", "Loc", "Mlp", "Model", "Norm", "OrNone", "Part", "Piece", "Positions", "Problem",
     "Rope", "Scope", "Shared", "Sine",
 ]  # fmt: skip

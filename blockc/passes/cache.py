@@ -29,10 +29,12 @@ def with_cache(root: Function) -> Function:
         raise GraphError("a model that looks both ways has no cache: what is past changes with what is new")
     types = tuple(_grown(n) for n in root.inputs)
     cached, held = _Cache().function(root, types, top=True)
-    owners = list(dict.fromkeys(h.owner for h in held))
-    number = {id(h): owners.index(h.owner) for h in held}
+    order = {owner: i for i, owner in enumerate(dict.fromkeys(h.owner for h in held))}
+    number = {id(h): order[h.owner] for h in held}
     plain, state = cached.inputs[: len(root.inputs)], cached.inputs[len(root.inputs) :]
-    renamed = {n: replace(n, name=f"past_key_values.{number[id(h)]}.{h.name}") for n, h in zip(state, held, strict=True)}
+    renamed = {
+        n: replace(n, name=f"past_key_values.{number[id(h)]}.{h.name}") for n, h in zip(state, held, strict=True)
+    }
     outputs = cached.outputs[: len(root.outputs)] + tuple(
         (f"present.{number[id(h)]}.{h.name}", value)
         for h, (_, value) in zip(held, cached.outputs[len(root.outputs) :], strict=True)
@@ -78,9 +80,7 @@ class _Rewrite:
         self.inputs = [
             replace(n, op=replace(n.op, type=type_)) for n, type_ in zip(function.inputs, types, strict=True)
         ]
-        self.new: dict[Value, Value] = {
-            old[0]: new[0] for old, new in zip(function.inputs, self.inputs, strict=True)
-        }
+        self.new: dict[Value, Value] = {old[0]: new[0] for old, new in zip(function.inputs, self.inputs, strict=True)}
         self.taken = {n.name for n in (*function.inputs, *function.nodes)}
         self.held: list[_Held] = []
         self.presents: list[tuple[str, Value]] = []

@@ -88,5 +88,7 @@ class _Pick:
         for n in self.function.nodes:
             if isinstance(n.op, QueryPositions):
                 return n[0]
-        ids, mask = (next(n for n in self.function.inputs if n.name == name) for name in ("input_ids", "attention_mask"))
+        ids, mask = (
+            next(n for n in self.function.inputs if n.name == name) for name in ("input_ids", "attention_mask")
+        )
         return apply(QueryPositions(), mask[0], ids[0], name="queries_at")

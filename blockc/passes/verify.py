@@ -51,7 +51,9 @@ def _params(function: Function) -> None:
     for n in function.nodes:
         owed = [(p.shape, p.role) for p in n.op.params()]
         if [p.shape for p in n.params] != [shape for shape, _ in owed]:
-            raise GraphError(f"{function.name}.{n.name} holds {[p.shape for p in n.params]}, its op owns {owed}", n.place)
+            raise GraphError(
+                f"{function.name}.{n.name} holds {[p.shape for p in n.params]}, its op owns {owed}", n.place
+            )
         for param in n.params:
             if held.setdefault(param.name, param) != param:
                 raise GraphError(f"{function.name}: the parameter {param.name} has two shapes", n.place)

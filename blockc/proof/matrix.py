@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,15 @@ class Row:
     @property
     def cells(self) -> tuple[str, ...]:
         end = "ok" if self.holds else f"WRONG, first at {self.differs}" if self.differs else "WRONG"
-        return (self.backend, self.variant, self.dtype, f"{self.error:.1e}", f"{self.agreement:.0%}", f"{self.tolerance:.0e}", end)
+        return (
+            self.backend,
+            self.variant,
+            self.dtype,
+            f"{self.error:.1e}",
+            f"{self.agreement:.0%}",
+            f"{self.tolerance:.0e}",
+            end,
+        )
 
 
 @dataclass(frozen=True)
@@ -91,8 +99,17 @@ class Proof:
 
     def data(self) -> dict[str, Any]:
         """As JSON has it, which knows no infinity."""
-        rows = [{**asdict(row), "error": row.error if np.isfinite(row.error) else None, "holds": row.holds} for row in self.rows]
-        return {"name": self.name, "holds": self.holds, "complete": self.complete, "missing": self.missing, "rows": rows}
+        rows = [
+            {**asdict(row), "error": row.error if np.isfinite(row.error) else None, "holds": row.holds}
+            for row in self.rows
+        ]
+        return {
+            "name": self.name,
+            "holds": self.holds,
+            "complete": self.complete,
+            "missing": self.missing,
+            "rows": rows,
+        }
 
 
 def prove(twin: Compiled, model_py: Path | None = None, model_onnx: bytes | None = None) -> Proof:
@@ -138,17 +155,22 @@ def compare(twin: Compiled, runner: Runner, case: Case, params: Params) -> Row:
         answer = runner.run(case, params)
     except Exception as error:  # what was emitted may be anything by now: that it fails is a finding, not a crash
         first = (str(error).splitlines() or [""])[0]
-        return Row(runner.name, case.name, dtype, float("inf"), 0.0, TOLERANCE[dtype], f"{type(error).__name__}: {first[:200]}")
+        return Row(
+            runner.name, case.name, dtype, float("inf"), 0.0, TOLERANCE[dtype], f"{type(error).__name__}: {first[:200]}"
+        )
     wanted, got = _rows(case, truth, answer.logits)
     spread = float(np.std(np.concatenate(truth)))
-    error = max(float(np.max(np.abs(w - g))) if np.isfinite(g).all() else np.inf for w, g in zip(wanted, got, strict=True)) / spread
+    error = (
+        max(float(np.max(np.abs(w - g))) if np.isfinite(g).all() else np.inf for w, g in zip(wanted, got, strict=True))
+        / spread
+    )
     if case.labels and answer.loss is not None:
         error = max(error, abs(answer.loss - (Oracle(twin.function).run(case, params).loss or 0.0)) / spread)
     agreement = float(np.mean(np.concatenate([w.argmax(-1) == g.argmax(-1) for w, g in zip(wanted, got, strict=True)])))
     row = Row(runner.name, case.name, dtype, error, agreement, TOLERANCE[dtype])
     if row.holds:
         return row
-    return Row(*list(asdict(row).values())[:-1], first_difference(twin, runner, case, params))
+    return replace(row, differs=first_difference(twin, runner, case, params))
 
 
 def alone(twin: Compiled, row: Array, params: Params) -> Array:
@@ -198,4 +220,6 @@ def _close(wanted: Array, got: Array) -> bool:
         return False
     spread = float(np.std(wanted.astype(np.float64))) or 1.0
     difference = np.abs(wanted.astype(np.float64) - got.astype(np.float64))
-    return bool(np.isfinite(got.astype(np.float64)).all() and difference.max(initial=0.0) <= TOLERANCE["float32"] * spread)
+    return bool(
+        np.isfinite(got.astype(np.float64)).all() and difference.max(initial=0.0) <= TOLERANCE["float32"] * spread
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -48,11 +48,16 @@ def feeds(function: Function, case: Case) -> Iterator[tuple[dict[str, Array], sl
         new = slice(end, end + chunk)
         end += chunk
         seen = case.attention_mask[:, :end]
-        yield {"input_ids": case.input_ids[:, new], "attention_mask": seen, "position_ids": case.position_ids[:, new]}, new
+        yield (
+            {"input_ids": case.input_ids[:, new], "attention_mask": seen, "position_ids": case.position_ids[:, new]},
+            new,
+        )
 
 
 def empty_pasts(function: Function, batch: int) -> dict[str, Array]:
-    return {n.name: np.zeros([d.at({"B": batch, "P": 0}) for d in n.types[0].shape], np.float32) for n in pasts(function)}
+    return {
+        n.name: np.zeros([d.at({"B": batch, "P": 0}) for d in n.types[0].shape], np.float32) for n in pasts(function)
+    }
 
 
 def _chunked(function: Function, case: Case, call: Callable[[dict[str, Array]], dict[str, Array]]) -> Array:
@@ -128,7 +133,7 @@ class Torch:
             if case.labels:
                 arguments["labels"] = arguments["input_ids"]
             seen: Values = {}
-            with torch.no_grad(), _watching(model, seen) if trace else _nothing():
+            with torch.no_grad(), _watching(model, seen) if trace else nullcontext():
                 output = model(**arguments)
             values.append(seen)
             past = getattr(output, "past_key_values", None)
@@ -151,12 +156,7 @@ def load_module(path: Path) -> ModuleType:
 
 
 @contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def _watching(model: Any, seen: Values) -> Iterator[None]:
+def _watching(model: Any, seen: Values) -> Generator[None]:
     """Reads every local of every forward when it returns: in model.py a value bears the name of its node."""
     paths = {id(module): name for name, module in model.named_modules()}
 

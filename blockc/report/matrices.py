@@ -1,6 +1,6 @@
 """The table of a block's matrices: what each receives and what it produces, read off the graph.
 
-    x, x', x'' are the stream after 0, 1, 2 additions
+x, x', x'' are the stream after 0, 1, 2 additions
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class _Reading:
             if any(param.role == "matrix" for param in user.params):
                 return "hidden units" if _part(user) == _part(matrix) else "new stream"
             heads = user.op if isinstance(user.op, SplitHeads) else heads
-            bent = bent or len(user.inputs) == 1 and not user.params and user.types[0] == value.type
+            bent = bent or (len(user.inputs) == 1 and not user.params and user.types[0] == value.type)
             value = user[0]
         return "new stream"
 

@@ -142,9 +142,7 @@ class _Builder:
             case _:
                 pass
 
-    def report(
-        self, place: Place, message: str, *, got: str = "", hint: str = "", first: Place | None = None
-    ) -> None:
+    def report(self, place: Place, message: str, *, got: str = "", hint: str = "", first: Place | None = None) -> None:
         others = () if first is None else (("first here", first),)
         self.findings.append(finding(place, message, got=got, hint=hint, others=others))
         if len(self.findings) >= MAX_FINDINGS:

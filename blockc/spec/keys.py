@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from blockc.parts import Attention, Mlp, Model, Norm, OrNone, Positions
+from blockc.parts import Attention, Mlp, Model, Norm, OrNone, Part, Positions
 from blockc.spec import labels
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
@@ -84,6 +84,11 @@ class LayerKeys(Model):
     mlp: OrNone[Mlp] = None
     block: OrNone[Annotated[list[Any], Field(description="a term of the block algebra")]] = None
     parts: OrNone[dict[Label, OrNone[dict[str, Any]]]] = None
+
+    def part(self, key: str) -> Part | None:
+        """The part that a key of PARTS describes here; of the norm, without where it stands."""
+        held: Part | None = getattr(self, key)
+        return held.part if isinstance(held, NormKeys) else held
 
     @property
     def own(self) -> frozenset[str]:

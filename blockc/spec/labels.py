@@ -23,12 +23,6 @@ _EMITTED = """
     attention_mask batch bias input_ids keys_at labels layer layers loss nn past past_key_values position_ids present
     queries_at self tokens torch weight
 """
-_HELPERS = """
-    check_names copy_own copy_packed copy_renamed fitting grouped key_positions llama3_scaling next_token_loss
-    offset_rms_norm open_tensors query_positions rotary_frequencies rotary_table rotate rotate_first sinusoidal
-    softcap_attention still_pairs take_token token_loss visible visible_both_ways visible_within with_prefix
-    without_ignored
-"""
 # The names of values in a layer.
 _MADE = re.compile(r"(x|mask|rotary|cos|sin|key|value|past_key|past_value)(_\d+)*|after_\w+|\w+_plus_\w+")
 
@@ -43,6 +37,6 @@ def refusal(label: str) -> str:
         return "it is an attribute of every PyTorch module"
     if keyword.iskeyword(label) or keyword.issoftkeyword(label):
         return "it is a word of Python"
-    if label in (_EMITTED + _HELPERS).split() or _MADE.fullmatch(label):
+    if label in _EMITTED.split() or _MADE.fullmatch(label):
         return "emitted code calls something else so"
     return ""

@@ -1,4 +1,4 @@
-"""parts: a label of its own for a variation on the layer's attention, mlp or norm."""
+"""parts: a label of its own for a variation on one of the layer's parts."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from blockc.parts import Attention, Mlp, Norm, Part
+from blockc.parts import PARTS, Part
 from blockc.source import Mapping, SpecError, find, finding, key_place, plain
 from blockc.spec.faults import from_pydantic, shown
 from blockc.spec.layers import merge
 from blockc.spec.reading import Layer
 
-PART_CLASSES: dict[str, type[Part]] = {"attention": Attention, "mlp": Mlp, "norm": Norm}
-
 
 def key_of(label: str) -> str | None:
     """The key that a label stands for where `parts` has none of that name."""
-    if label in ("attention", "mlp", "norm"):
+    if label in PARTS:
         return label
     return "norm" if label.endswith("_norm") else None
 
@@ -34,7 +32,7 @@ class OwnPart:
 def own_part(layer: Layer, label: str) -> OwnPart:
     """parts: {label: {mlp: {...}}} merged over the layer's mlp. Raises SpecError."""
     key, change = _change(layer, label)
-    model, tree = PART_CLASSES[key], change
+    model, tree = PARTS[key], change
     base = layer.tree.entries.get(key)
     if base is not None and isinstance(base.value, Mapping):
         inherited = {k: e for k, e in base.value.entries.items() if k in model.model_fields}
@@ -52,8 +50,8 @@ def _change(layer: Layer, label: str) -> tuple[str, Mapping]:
     entries = tree.entries if isinstance(tree, Mapping) else {}
     said = {key: entry.value for key, entry in entries.items() if plain(entry.value) != "none"}
     for key, value in said.items():
-        if len(said) == 1 and key in PART_CLASSES and isinstance(value, Mapping):
+        if len(said) == 1 and key in PARTS and isinstance(value, Mapping):
             return key, value
     expected = "{mlp: {...}}: what it changes of the key of that name"
-    message = f"part {label} is not one of {', '.join(PART_CLASSES)}"
+    message = f"part {label} is not one of {', '.join(PARTS)}"
     raise SpecError([finding(key_place(layer.tree, path), message, expected=expected, got=shown(tree))])

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from blockc.parts import Part
+from blockc.parts import PARTS, Part
 from blockc.source import Finding, Mapping, Place, SpecError, finding, key_place, override, plain, read
 from blockc.spec.faults import from_problem, from_pydantic, shown
 from blockc.spec.keys import LAYER_KEYS, PLACEMENTS, TOP_KEYS, LayerKeys, NormKeys, TopKeys
@@ -110,9 +110,7 @@ def _version_first(tree: Mapping) -> None:
 
 
 def _only(tree: Mapping, keys: frozenset[str], keep_unknown: bool = False) -> Mapping:
-    kept = {
-        k: e for k, e in tree.entries.items() if k in keys or (keep_unknown and k not in TOP_KEYS | LAYER_KEYS)
-    }
+    kept = {k: e for k, e in tree.entries.items() if k in keys or (keep_unknown and k not in TOP_KEYS | LAYER_KEYS)}
     return Mapping(kept, tree.place)
 
 
@@ -153,7 +151,7 @@ def _layer_faults(layer: Layer, top: TopKeys, root: Place) -> Iterator[Finding]:
         yield finding(layer.place("norm") if "norm" in tree.entries else root, f"missing key {missing}",
                       expected=f"norm.placement, one of {', '.join(PLACEMENTS)}; or a block")  # fmt: skip
     for key in ("attention", "mlp"):
-        if placement and getattr(keys, key) is None and key not in keys.own:
+        if placement and keys.part(key) is None and key not in keys.own:
             place, message = root, f"missing key {key}"
             if key in tree.entries:
                 place, message = layer.place(key), f"norm.placement {placement} places the {key}, which is none"
@@ -162,8 +160,8 @@ def _layer_faults(layer: Layer, top: TopKeys, root: Place) -> Iterator[Finding]:
 
 def occupants(keys: LayerKeys) -> Iterator[tuple[str, Part]]:
     """The parts that a layer's own keys describe."""
-    for key, part in (("norm", keys.norm), ("attention", keys.attention), ("mlp", keys.mlp)):
-        if part is not None:
+    for key in PARTS:
+        if (part := keys.part(key)) is not None:
             yield key, part
 
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import yaml
 
+from blockc.parts import PARTS
 from blockc.source import plain
 from blockc.source.text import resolve as scalar
 from blockc.spec.own import key_of, own_part
-from blockc.spec.reading import Layer, Spec, written
+from blockc.spec.reading import Layer, Spec, occupants, written
 
 _ORDER = (
-    "blockc", "name", "description", "vocab", "width", "depth", "context", "positions", "embedding", "attention", "mlp",
-    "norm", "head", "block", "parts", "layers", "init", "checkpoint", "expect",
+    "blockc", "name", "description", "vocab", "width", "depth", "context", "positions", "embedding", *PARTS, "head", "block",
+    "parts", "layers", "init", "checkpoint", "expect",
 )  # fmt: skip
 _SLOTS = ("block", "placement")  # one replaces the other; neither is removed by a word
 
@@ -74,12 +75,11 @@ def _layer(layer: Layer, width: int) -> Keys:
     labels = set(_labels(layer.term))
     own = sorted(labels & layer.keys.own)
     read = {key_of(label) for label in labels.difference(own)}
-    for key, part in (("attention", layer.keys.attention), ("mlp", layer.keys.mlp)):
-        if part is not None:
-            said[key] = written(part.resolved(width))
-    if layer.keys.norm is not None:
-        said["norm"].pop("final", None)
-    unread = {"attention", "mlp", "norm"} - read | {"parts"}
+    for key, part in occupants(layer.keys):
+        said[key] = written(part.resolved(width))
+    if layer.keys.norm is not None and layer.keys.norm.placement is not None:
+        said["norm"]["placement"] = layer.keys.norm.placement
+    unread = PARTS.keys() - read | {"parts"}
     # The norm may stand at the top all the same, for the final norm.
     inherited = {key: value for key, value in said.items() if key in read or key == "norm"}
     parts = {label: _own(layer, label, width, inherited) for label in own}

@@ -45,9 +45,7 @@ class Attention(nn.Module):
         self.v = nn.Linear(4, 4, bias=False)
         self.o = nn.Linear(4, 4, bias=False)
 
-    def forward(
-        self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = self.q(x)  # (B, S, 4)
         q_heads = q.unflatten(2, (1, 4)).transpose(1, 2)  # (B, 1, S, 4)
         k = self.k(x)  # (B, S, 4)
@@ -56,9 +54,7 @@ class Attention(nn.Module):
         v_heads = v.unflatten(2, (1, 4)).transpose(1, 2)  # (B, 1, S, 4)
         key = torch.cat((past_key, k_heads), dim=2)  # (B, 1, T, 4)
         value = torch.cat((past_value, v_heads), dim=2)  # (B, 1, T, 4)
-        mixed = F.scaled_dot_product_attention(
-            q_heads, key, value, attn_mask=mask, scale=0.5
-        )  # (B, 1, S, 4)
+        mixed = F.scaled_dot_product_attention(q_heads, key, value, attn_mask=mask, scale=0.5)  # (B, 1, S, 4)
         joined = mixed.transpose(1, 2).flatten(2)  # (B, S, 4)
         o = self.o(joined)  # (B, S, 4)
         return o, key, value
@@ -89,9 +85,7 @@ class Layer(nn.Module):
         self.mlp_norm = nn.RMSNorm(4, eps=1e-06)
         self.mlp = MLP()
 
-    def forward(
-        self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         attention_norm = self.attention_norm(x)  # (B, S, 4)
         attention, key, value = self.attention(attention_norm, mask, past_key, past_value)  # (B, S, 4)
         after_attention = x + attention  # (B, S, 4)

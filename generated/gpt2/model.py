@@ -46,9 +46,7 @@ class Attention(nn.Module):
         self.v = nn.Linear(768, 768)
         self.o = nn.Linear(768, 768)
 
-    def forward(
-        self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = self.q(x)  # (B, S, 768)
         q_heads = q.unflatten(2, (12, 64)).transpose(1, 2)  # (B, 12, S, 64)
         k = self.k(x)  # (B, S, 768)
@@ -57,9 +55,7 @@ class Attention(nn.Module):
         v_heads = v.unflatten(2, (12, 64)).transpose(1, 2)  # (B, 12, S, 64)
         key = torch.cat((past_key, k_heads), dim=2)  # (B, 12, T, 64)
         value = torch.cat((past_value, v_heads), dim=2)  # (B, 12, T, 64)
-        mixed = F.scaled_dot_product_attention(
-            q_heads, key, value, attn_mask=mask, scale=0.125
-        )  # (B, 12, S, 64)
+        mixed = F.scaled_dot_product_attention(q_heads, key, value, attn_mask=mask, scale=0.125)  # (B, 12, S, 64)
         joined = mixed.transpose(1, 2).flatten(2)  # (B, S, 768)
         o = self.o(joined)  # (B, S, 768)
         return o, key, value
@@ -90,9 +86,7 @@ class Layer(nn.Module):
         self.mlp_norm = nn.LayerNorm(768, eps=1e-05)
         self.mlp = MLP()
 
-    def forward(
-        self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         attention_norm = self.attention_norm(x)  # (B, S, 768)
         attention, key, value = self.attention(attention_norm, mask, past_key, past_value)  # (B, S, 768)
         after_attention = x + attention  # (B, S, 768)

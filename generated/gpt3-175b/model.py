@@ -45,9 +45,7 @@ class Attention(nn.Module):
         self.v = nn.Linear(12288, 12288)
         self.o = nn.Linear(12288, 12288)
 
-    def forward(
-        self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = self.q(x)  # (B, S, 12288)
         q_heads = q.unflatten(2, (96, 128)).transpose(1, 2)  # (B, 96, S, 128)
         k = self.k(x)  # (B, S, 12288)
@@ -89,9 +87,7 @@ class Layer(nn.Module):
         self.mlp_norm = nn.LayerNorm(12288, eps=1e-05)
         self.mlp = MLP()
 
-    def forward(
-        self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         attention_norm = self.attention_norm(x)  # (B, S, 12288)
         attention, key, value = self.attention(attention_norm, mask, past_key, past_value)  # (B, S, 12288)
         after_attention = x + attention  # (B, S, 12288)

@@ -227,9 +227,7 @@ CHECKPOINT = {
     "model.layers.{i}.mlp.down_proj.weight": "layers.{i}.mlp.down.weight",
 }
 TIED: dict[str, str] = {}
-IGNORED = (
-    "model.layers.{i}.self_attn.rotary_emb.inv_freq",
-)
+IGNORED = ("model.layers.{i}.self_attn.rotary_emb.inv_freq",)
 
 
 def open_tensors(path: Path) -> dict[str, Callable[[], Tensor]]:

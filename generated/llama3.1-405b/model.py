@@ -175,7 +175,12 @@ class Model(nn.Module):
         queries_at = query_positions(attention_mask, input_ids.shape[1])  # (B, S)
         keys_at = key_positions(attention_mask)  # (B, T)
         mask = visible(queries_at, keys_at)  # (B, 1, S, T)
-        cos, sin = rotary_table(position_ids, llama3_scaling(rotary_frequencies(500000.0, pairs=64, over=128), factor=8.0, low=1.0, high=4.0, original=8192))  # (B, S, 64)
+        cos, sin = rotary_table(
+            position_ids,
+            llama3_scaling(
+                rotary_frequencies(500000.0, pairs=64, over=128), factor=8.0, low=1.0, high=4.0, original=8192
+            ),
+        )  # (B, S, 64)
         embedding = self.embedding(input_ids)  # (B, S, 16384)
         x = embedding
         for layer, past in zip(self.layers, past_key_values, strict=True):
@@ -235,9 +240,7 @@ CHECKPOINT = {
     "model.layers.{i}.mlp.down_proj.weight": "layers.{i}.mlp.down.weight",
 }
 TIED: dict[str, str] = {}
-IGNORED = (
-    "model.layers.{i}.self_attn.rotary_emb.inv_freq",
-)
+IGNORED = ("model.layers.{i}.self_attn.rotary_emb.inv_freq",)
 
 
 def open_tensors(path: Path) -> dict[str, Callable[[], Tensor]]:

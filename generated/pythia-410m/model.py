@@ -82,9 +82,7 @@ class Attention(nn.Module):
         k_rotated = rotate_first(16, k_heads, cos, sin)  # (B, 16, S, 64)
         key = torch.cat((past_key, k_rotated), dim=2)  # (B, 16, T, 64)
         value = torch.cat((past_value, v_heads), dim=2)  # (B, 16, T, 64)
-        mixed = F.scaled_dot_product_attention(
-            q_rotated, key, value, attn_mask=mask, scale=0.125
-        )  # (B, 16, S, 64)
+        mixed = F.scaled_dot_product_attention(q_rotated, key, value, attn_mask=mask, scale=0.125)  # (B, 16, S, 64)
         joined = mixed.transpose(1, 2).flatten(2)  # (B, S, 1024)
         o = self.o(joined)  # (B, S, 1024)
         return o, key, value

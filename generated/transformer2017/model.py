@@ -53,9 +53,7 @@ class Attention(nn.Module):
         self.v = nn.Linear(512, 512, bias=False)
         self.o = nn.Linear(512, 512, bias=False)
 
-    def forward(
-        self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = self.q(x)  # (B, S, 512)
         q_heads = q.unflatten(2, (8, 64)).transpose(1, 2)  # (B, 8, S, 64)
         k = self.k(x)  # (B, S, 512)
@@ -64,9 +62,7 @@ class Attention(nn.Module):
         v_heads = v.unflatten(2, (8, 64)).transpose(1, 2)  # (B, 8, S, 64)
         key = torch.cat((past_key, k_heads), dim=2)  # (B, 8, T, 64)
         value = torch.cat((past_value, v_heads), dim=2)  # (B, 8, T, 64)
-        mixed = F.scaled_dot_product_attention(
-            q_heads, key, value, attn_mask=mask, scale=0.125
-        )  # (B, 8, S, 64)
+        mixed = F.scaled_dot_product_attention(q_heads, key, value, attn_mask=mask, scale=0.125)  # (B, 8, S, 64)
         joined = mixed.transpose(1, 2).flatten(2)  # (B, S, 512)
         o = self.o(joined)  # (B, S, 512)
         return o, key, value
@@ -97,9 +93,7 @@ class Layer(nn.Module):
         self.mlp = MLP()
         self.mlp_post_norm = nn.LayerNorm(512, eps=1e-06)
 
-    def forward(
-        self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         attention, key, value = self.attention(x, mask, past_key, past_value)  # (B, S, 512)
         after_attention = x + attention  # (B, S, 512)
         attention_post_norm = self.attention_post_norm(after_attention)  # (B, S, 512)

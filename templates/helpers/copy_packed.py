@@ -29,10 +29,11 @@ def copy_packed(
     for name, (targets, groups, transposed) in table.items():
         tensor = tensors[name]()
         tensor = tensor.T if transposed and tensor.dim() == 2 else tensor
+        packed = torch.cat([parameters[target] for target in targets])
         sizes = [parameters[target].shape[0] // groups for target in targets]
-        parts = tensor.unflatten(0, (groups, -1)).split(sizes, dim=1)
+        parts = fitting(tensor, packed, name).unflatten(0, (groups, -1)).split(sizes, dim=1)
         for target, part in zip(targets, parts, strict=True):
-            parameters[target].copy_(fitting(part.flatten(0, 1), parameters[target], name))
+            parameters[target].copy_(part.flatten(0, 1))
     for name in tied.keys() & tensors.keys():
         if not torch.equal(tensors[name]().to(parameters[tied[name]].dtype), parameters[tied[name]]):
             raise ValueError(f"checkpoint: {name} differs from {tied[name]}, which it is tied to")

@@ -9,7 +9,11 @@ class OffsetRMSNorm(nn.Module):
     def __init__(self, width: int, eps: float, offset: float) -> None:
         super().__init__()
         self.eps, self.offset = eps, offset
-        self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
+        self.weight = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def forward(self, x: Tensor) -> Tensor:
         gain = self.offset + self.weight.float()

@@ -1,11 +1,11 @@
 """Writes NAME.json anew for every spec, from the other libraries: python -m tests.golden.renew
 
-    spec, semantic_hash   whose twin this is; where the twin has changed the file must be made again
-    library, version      who computed the logits, in float64
-    seed                  of random_parameters
-    tokens                one sequence
-    first                 the token from which logits are stored
-    logits                one row a token, to seven significant digits
+spec, semantic_hash   whose twin this is; where the twin has changed the file must be made again
+library, version      who computed the logits, in float64
+seed                  of random_parameters
+tokens                one sequence
+first                 the token from which logits are stored
+logits                one row a token, to seven significant digits
 """
 
 from __future__ import annotations

@@ -64,14 +64,7 @@ class Outside:
 
 
 def twin(name: str) -> Compiled:
-    """The spec's twin; with fewer heads where they are wider together than its stream, which GPT-NeoX cannot say."""
-    spec = shrink(load(SPECS / f"{name}.yaml"))
-    keys = resolved(spec)
-    a, width = keys["attention"], keys["width"]
-    if OUTSIDE[name].family == "gpt-neox" and a["heads"] * a["head_dim"] != width:
-        heads = width // a["head_dim"]
-        spec = spec_of({**keys, "attention": {**a, "heads": heads, "kv_heads": heads}})
-    return compiled(spec)
+    return compiled(shrink(load(SPECS / f"{name}.yaml")))
 
 
 def spec_of(keys: Keys) -> Spec:

@@ -1,0 +1,110 @@
+"""CONTRIBUTING's recipes, followed to the letter in a copy of the project."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RECIPES = ("A new architecture", "A new op", "A new part", "A new checkpoint layout")
+
+STEP = re.compile(
+    r"^(?:The new file `(?P<new>[^`]+)`|In `(?P<file>[^`]+)`, (?:at the end|after `(?P<after>[^`]+)`)):\n\n"
+    r"```\w+\n(?P<text>.*?)^```$|^```console\n(?P<commands>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A copy in which a recipe is followed."""
+
+    root: Path
+
+    def follow(self, recipe: str) -> list[str]:
+        """Makes the recipe's edits; the commands that it ends with."""
+        commands: list[str] = []
+        for step in STEP.finditer(recipe):
+            if step["commands"]:
+                commands += [
+                    line.removeprefix("$ ").partition("#")[0].strip() for line in step["commands"].splitlines()
+                ]
+            elif step["new"]:
+                assert not (self.root / step["new"]).exists()
+                (self.root / step["new"]).write_text(step["text"])
+            else:
+                self.insert(self.root / step["file"], step["after"], step["text"])
+        return commands
+
+    def insert(self, path: Path, after: str | None, text: str) -> None:
+        lines = path.read_text().split("\n")
+        if after is None:
+            path.write_text("\n".join(lines) + "\n\n" + text)
+            return
+        assert lines.count(after) == 1, f"{path.name} has {lines.count(after)} lines {after!r}"
+        lines.insert(lines.index(after) + 1, text.rstrip("\n"))
+        path.write_text("\n".join(lines))
+
+    def run(self, command: str) -> str:
+        words = command.split()
+        program = [sys.executable, "-m", "blockc"] if words[0] == "blockc" else [sys.executable]
+        done = subprocess.run(
+            [*program, *words[1:]],
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    for folder in ("blockc", "templates", "specs", "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return Project(tmp_path)
+
+
+def recipe(title: str) -> str:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return re.split(r"^## ", text, flags=re.MULTILINE)[1 + RECIPES.index(title)].removeprefix(title)
+
+
+def test_the_recipes_are_these() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert tuple(re.findall(r"^## (.+)$", text, flags=re.MULTILINE)) == RECIPES
+
+
+def test_a_new_architecture(project: Project) -> None:
+    check, show, verify = map(project.run, project.follow(recipe("A new architecture")))
+    assert check == "specs/example.yaml: ok\n"
+    assert "18 near" in show
+    assert "proved: oracle = torch = onnxruntime" in verify
+
+
+def test_a_new_op_and_a_new_part_of_it(project: Project) -> None:
+    (tested,) = map(project.run, project.follow(recipe("A new op")))
+    assert re.search(r"[1-9]\d* passed", tested)
+    (verified,) = map(project.run, project.follow(recipe("A new part")))
+    assert "proved: oracle = torch = onnxruntime" in verified
+    expanded = project.run("blockc show specs/example-gain.yaml --expanded")
+    assert "layer_gain: {per: channel}" in expanded
+    built = project.run("blockc build specs/example-gain.yaml --no-verify --out out")
+    assert "model.py" in built
+    assert "layer_gain: {per: channel}" in (project.root / "out" / "spec.resolved.yaml").read_text()
+
+
+def test_a_new_checkpoint_layout(project: Project) -> None:
+    (verified,) = map(project.run, project.follow(recipe("A new checkpoint layout")))
+    assert "proved: oracle = torch = onnxruntime" in verified
+    project.run("blockc build specs/gpt2.yaml --set checkpoint=gpt2-linear --no-verify --out out")
+    assert '"transformer.h.{i}.attn.c_attn.weight"' in (project.root / "out" / "model.py").read_text()
