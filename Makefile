@@ -15,7 +15,7 @@ test: lint types unit
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check blockc tests templates
+	$(BIN)/ruff format --check .
 
 types: $(VENV)/.test
 	$(BIN)/pyright

@@ -1,4 +1,4 @@
-"""What the command line does, as Python. Every function raises SpecError where a spec is wrong and touches no file then.
+"""What the command line does, as Python. Where a spec is wrong every function raises SpecError and touches no file.
 
 from blockc import api
 model = api.compile("specs/llama3-8b.yaml")            # the line, to a verified graph
@@ -32,8 +32,8 @@ __all__ = ["Built", "Step", "build", "check", "compile", "figures", "show", "spe
 def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # noqa: A001
     """The spec at `path`, with `key.path=value` assignments laid over it, as a verified graph.
 
-    Raises SpecError also where a figure of `expect` or the checkpoint's layout does not hold. `expect` speaks of the spec
-    as it is written, so with assignments it is not compared.
+    Raises SpecError also where a figure of `expect` or the checkpoint's layout does not hold. `expect` speaks of the
+    spec as it is written, so with assignments it is not compared.
     """
     model = compiled(load(path, tuple(assignments)))
     if misses := _misses(model, expectations=not assignments):
@@ -130,10 +130,10 @@ def build(
     proof: bool = True,
     require_proof: bool = False,
 ) -> Built:
-    """Writes model.py, model.onnx, graph.txt, report.json, spec.resolved.yaml, verify.json and manifest.json into `out`.
+    """Writes model.py, model.onnx, graph.txt, report.json, spec.resolved.yaml, verify.json, manifest.json to `out`.
 
-    Proves the twin first; raises NotProvedError, with nothing written, where a backend is wrong, and with `require_proof`
-    also where torch or onnxruntime is missing. `out` is generated/<name> by default.
+    Proves the twin first; raises NotProvedError, with nothing written, where a backend is wrong, and with
+    `require_proof` also where torch or onnxruntime is missing. `out` is generated/<name> by default.
     """
     proved = prove(twin(model)) if proof or require_proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -35,12 +35,12 @@ SpecPath = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec file.", s
 NOTHING: list[str] = []
 
 
-class Logits(str, Enum):
+class Logits(StrEnum):
     all = "all"
     last = "last"
 
 
-class Dtype(str, Enum):
+class Dtype(StrEnum):
     fp32 = "fp32"
     bf16 = "bf16"
     fp16 = "fp16"
@@ -201,7 +201,8 @@ def trace(
     for step in steps:
         last = step.stream[-1]
         print(
-            f"{step.name:{wide}}  {step.rms[-1]:8.4f}  {abs(last).max():8.4f}  {' '.join(f'{v:8.4f}' for v in last[:6])}"
+            f"{step.name:{wide}}  {step.rms[-1]:8.4f}  {abs(last).max():8.4f}  "
+            + " ".join(f"{v:8.4f}" for v in last[:6])
         )
 
 

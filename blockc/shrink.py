@@ -1,8 +1,8 @@
 """Tiny twins: a spec small enough to prove in a second, with the same structure and the same ratios.
 
-Heads keep their ratio to key-value heads, a rotary part its fraction of the head, the MLP its multiple of the width; there
-is one layer of each kind; windows, caps and scaled contexts shrink until a short run crosses them, for what a run never
-crosses it never tests.
+Heads keep their ratio to key-value heads, a rotary part its fraction of the head, the MLP its multiple of the width;
+there is a layer or two of each kind; windows, caps and scaled contexts shrink until a short run crosses them, for what
+a run never crosses it never tests.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Sizes:
         self.width = self._width()
 
     def _factor(self) -> Fraction:
-        """One for all heads, so that unlike ones stay unlike: the smallest, or its rotary part, becomes HEAD_DIM wide."""
+        """One for all heads, so that unlike ones stay unlike: the smallest, or its rotary part, becomes HEAD_DIM."""
         wide = [a.rope.dims if a.rope and a.rope.dims else a.head_dim or 1 for a in self.all]
         factor = min(Fraction(1), max((Fraction(HEAD_DIM, w) for w in wide), default=Fraction(1)))
         whole = all((size * factor).denominator == 1 for a in self.all for size in (a.head_dim or 1,))

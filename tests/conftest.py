@@ -1,8 +1,8 @@
 """The table of specs and backends that a full run ends with.
 
-A test marked `backend("torch")` that has a spec's name among its parameters fills that cell when it passes. With --table
-a cell that no test filled fails the run, unless tests/expected_gaps.txt lists it with its reason: nothing that was skipped
-reads as passed.
+A test marked `backend("torch")` that has a spec's name among its parameters fills that cell when it passes. With
+--table a cell that no test filled fails the run, unless tests/expected_gaps.txt lists it with its reason: nothing that
+was skipped reads as passed.
 """
 
 from __future__ import annotations

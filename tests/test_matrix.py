@@ -83,7 +83,7 @@ def test_every_parameter_of_a_twin_is_random(name: str) -> None:
 @pytest.mark.backend("full-size onnx")
 @pytest.mark.parametrize("name", SPECS)
 def test_the_full_size_graph_opens_in_a_session(name: str) -> None:
-    """Checked by onnx and opened by onnxruntime, its parameters as inputs after the runtime ones, both forms of logits."""
+    """Checked by onnx, opened by onnxruntime, parameters as inputs after the runtime ones, both forms of logits."""
     model = full(name)
     paths = parameters(model.function)
     for logits in ("all", "last"):

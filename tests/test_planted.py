@@ -1,4 +1,4 @@
-"""The proof has power: bugs that run without error and keep every shape are caught by numbers, and the node is named."""
+"""The proof has power: bugs that run and keep every shape are caught by numbers, and the node is named."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class Bug:
     variant: str = "full"
 
 
-HALF_NORM = "attention_norm = x * torch.rsqrt(x.half().square().mean(-1, keepdim=True) + 1e-5).float() * self.attention_norm.weight"
+HALF_NORM = (
+    "statistic = torch.rsqrt(x.half().square().mean(-1, keepdim=True) + 1e-5)\n"
+    "        attention_norm = x * statistic.float() * self.attention_norm.weight"
+)
 
 BUGS = (
     Bug("mask off by one", "llama3-8b", "[:, None, :, None] >= key", "[:, None, :, None] + 1 >= key", "mask"),

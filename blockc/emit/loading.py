@@ -41,7 +41,7 @@ _COPYING = ("check_names", "fitting")
 
 
 def loading(checkpoint: str | None, function: Function) -> Loading:
-    """The loading of the layout named `checkpoint`. Raises LayoutError where it does not fit the function's parameters."""
+    """For the layout named `checkpoint`. Raises LayoutError where that does not fit the function's parameters."""
     common = ("open_tensors",)
     if checkpoint is None:
         return Loading(

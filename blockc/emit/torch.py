@@ -62,7 +62,8 @@ class Class:
     @property
     def wrapped(self) -> tuple[str, ...]:
         """The arguments where they need a line of their own."""
-        return self.arguments if len(self.arguments) > 3 else ()
+        line = f"    def forward(self, {': Tensor, '.join(self.arguments)}: Tensor) -> {self.result}:"
+        return self.arguments if len(line) > 120 else ()
 
     @property
     def inline(self) -> tuple[str, ...]:
@@ -202,7 +203,8 @@ class _Body:
         template = "cached_loop" if cached else "loop" if sources else "plain_loop"
         return Step(template, ("x", *function.output_names[1:]), "", shape(first.types[0]),
                     {"starts": [] if start == "x" else [start], "layers": loop.prefix + _slice(loop.calls, self.layers),
-                     "pasts": _slice(loop.calls, self.stateful) if cached else "", "names": names, "sources": sources, "arguments": arguments})  # fmt: skip
+                     "pasts": _slice(loop.calls, self.stateful) if cached else "",
+                     "names": names, "sources": sources, "arguments": arguments})  # fmt: skip
 
 
 def _slice(calls: Sequence[Node], every: Sequence[Node]) -> str:
@@ -265,11 +267,11 @@ def _cache_shapes(root: Function, pasts: Sequence[Node]) -> dict[str, Any]:
     length = period(tuple(layers)) if layers else 0
     if length and len(layers) % length:
         length = len(layers)
-    return {"period": layers[:length], "times": len(layers) // length if length else 0}
+    return {"period": [str(layer) for layer in layers[:length]], "times": len(layers) // length if length else 0}
 
 
 def _init(function: Function, std: float) -> dict[str, Any]:
-    """How an untrained model starts, read off the graph: the matrices that write to the stream, and how many they are."""
+    """How an untrained model starts, read off the graph: the matrices that write to the stream, how many they are."""
     layers = [called(n) for n in function.nodes if is_call(n)]
     writers = [n for layer in layers for call in layer.nodes if is_call(call) for n in _writers(called(call))]
     biases = any(isinstance(n.op, Linear) and n.op.bias for f in functions(function) for n in f.nodes)

@@ -21,6 +21,6 @@ from blockc.ir.walk import inline, parameters
 
 __all__ = [
     "B", "Dim", "Dtype", "Function", "GraphError", "Interner", "Loop", "Node", "P", "Param", "S", "T", "Type", "Value",
-    "apply", "called", "dim", "functions", "inline", "is_call", "node", "parameters", "period", "product", "render", "roll", "substitute",
-    "symbol", "tensor",
+    "apply", "called", "dim", "functions", "inline", "is_call", "node", "parameters", "period", "product", "render",
+    "roll", "substitute", "symbol", "tensor",
 ]  # fmt: skip

@@ -79,7 +79,7 @@ class Value:
 
     @property
     def name(self) -> str:
-        """layers.0, embedding; rotary.cos where an op has several outputs. A call's first output is the call's own name."""
+        """embedding; rotary.cos where an op has several outputs; a call's first output is called like the call."""
         names = self.node.op.output_names
         return (
             self.node.name

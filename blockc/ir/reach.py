@@ -23,7 +23,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Clock:
-    """Entry t along `axis` is the time of token t itself, plus `ahead`; of no use to a query where padding stands far off."""
+    """Entry t along `axis` is the time of token t itself, plus `ahead`. `far`: padding stands beyond all."""
 
     axis: int
     ahead: int = 0

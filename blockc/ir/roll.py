@@ -1,4 +1,4 @@
-"""Rolling: consecutive calls that form a chain are seen as one loop, so that text is as long for 126 layers as for 12."""
+"""Rolling: calls that form a chain are seen as one loop, so that text is as long for 126 layers as for 12."""
 
 from __future__ import annotations
 

@@ -135,10 +135,12 @@ class Attention(Op):
         shared = self.heads != self.kv_heads
         if self.softcap is None:
             gqa = ", enable_gqa=True" if shared else ""
-            return f"F.scaled_dot_product_attention(\n    {q}, {k}, {v}, attn_mask={mask}, scale={self.scale!r}{gqa}\n)"
+            return _wrapped(
+                "F.scaled_dot_product_attention", f"{q}, {k}, {v}, attn_mask={mask}, scale={self.scale!r}{gqa}"
+            )
         if shared:
             k, v = (f"grouped({x}, {self.heads // self.kv_heads})" for x in (k, v))
-        return f"softcap_attention(\n    {q}, {k}, {v}, {mask}, scale={self.scale!r}, softcap={self.softcap!r}\n)"
+        return _wrapped("softcap_attention", f"{q}, {k}, {v}, {mask}, scale={self.scale!r}, softcap={self.softcap!r}")
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         return [g.op("Attention", *args, scale=self.scale, softcap=self.softcap or 0.0, is_causal=0)]
@@ -255,3 +257,8 @@ class TakeToken(Op):
     def samples() -> tuple[Sample, ...]:
         index = np.array([[2], [0]])
         return Sample(TakeToken(), (rand(2, 3, 4), index)), Sample(TakeToken(), (np.arange(6).reshape(2, 3), index))
+
+
+def _wrapped(function: str, arguments: str) -> str:
+    """A call on one line, or with its arguments on a line of their own where the statement would be long."""
+    return f"{function}({arguments})" if len(function + arguments) <= 80 else f"{function}(\n    {arguments}\n)"

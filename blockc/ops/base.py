@@ -44,7 +44,7 @@ class OnnxBuilder(Protocol):
 
 @dataclass(frozen=True)
 class TokenAxes:
-    """Operand i is read token by token along inputs[i] (None: not over tokens); output j is written so along outputs[j]."""
+    """Operand i is read token by token along inputs[i] (None: read whole), output j written so along outputs[j]."""
 
     inputs: tuple[int | None, ...]
     outputs: tuple[int, ...]
@@ -135,7 +135,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Input(Op):
-    """A function's input. `token_axis` runs over the new tokens; `grows` is the axis that spans past and new tokens alike."""
+    """A function's input. `token_axis` runs over the new tokens; `grows` is an axis that spans past and new tokens."""
 
     type: Type
     token_axis: int | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi
+from textwrap import indent
 
 import numpy as np
 
@@ -30,7 +31,7 @@ def _clock(reaches: tuple[Reach, ...], far: bool) -> tuple[Reach, ...]:
 
 @dataclass(frozen=True)
 class QueryPositions(Op):
-    """p = cumsum(attention_mask) - 1 at the new tokens: (B, T), (B, S) -> (B, S). The second operand only says how many."""
+    """p = cumsum(attention_mask) - 1 at the new tokens: (B, T), (B, S) -> (B, S). The second operand says how many."""
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         return (Type("int", args[1].shape),)
@@ -179,9 +180,9 @@ class VisibleBothWays(Op):
 
 @dataclass(frozen=True)
 class Sinusoidal(Op):
-    """y[2i] = sin(p / 10000^(2i/width)), y[2i+1] = cos(same): (B, S), (B, S, width) -> (B, S, width)  (Vaswani et al. 2017)
+    """y[2i] = sin(p / 10000^(2i/width)), y[2i+1] = cos(same): (B, S), (B, S, width) -> (B, S, width)
 
-    The second operand only says what the positions will be added to.
+    The second operand only says what the positions will be added to. Source: Vaswani et al. 2017.
     """
 
     width: int
@@ -240,8 +241,8 @@ class Llama3Scaling:
 
     def torch(self, frequencies: str) -> str:
         return (
-            f"llama3_scaling({frequencies}, factor={self.factor!r}, low={self.low!r}, high={self.high!r}, "
-            f"original={self.original})"
+            f"llama3_scaling(\n    {frequencies},\n    factor={self.factor!r},\n    low={self.low!r},\n"
+            f"    high={self.high!r},\n    original={self.original},\n)"
         )
 
 
@@ -282,6 +283,8 @@ class RotaryTable(Op):
         text = f"rotary_frequencies({self.theta!r}, pairs={self.pairs}, over={self.over})"
         text = self.scaling.torch(text) if self.scaling else text
         text = f"still_pairs({text}, {self.still})" if self.still else text
+        if "\n" in text:
+            return f"rotary_table(\n    {args[0]},\n    {indent(text, '    ').lstrip()},\n)"
         return f"rotary_table({args[0]}, {text})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:

@@ -128,5 +128,5 @@ class _Rewrite:
         self.presents.append((name, value))
 
     def name(self, n: Node, name: str) -> str:
-        """Short where it is free; after the node that it belongs to where a function holds several. Unique at the root."""
+        """Short where it is free; led by the node's own name at the root, and where a function holds several."""
         return f"{n.name}_{name}" if self.top or name in self.taken else name

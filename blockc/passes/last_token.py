@@ -14,7 +14,7 @@ from blockc.ops import LastIndex, QueryPositions, TakeToken
 def last_token(function: Function) -> Function:
     """The first output for the last token only: (B, S, V) -> (B, 1, V). Takes an inlined function.
 
-    Everything that works token by token is moved behind the pick, back to where keys, values or the cache need all tokens.
+    What works token by token is moved behind the pick, back to where keys, values or the cache need all tokens.
     """
     picked = _Pick(function).value()
     (name, _), *others = function.outputs

@@ -1,4 +1,4 @@
-"""The golden matrix: backend x variant x dtype, each against the float64 oracle, on random weights that hide nothing."""
+"""The golden matrix: backend x variant x dtype, each against the float64 oracle, on weights that hide nothing."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ class Proof:
             worst = max(failed, key=lambda row: row.error)
             at = f"; first at {worst.differs}" if worst.differs else ""
             return (
-                f"wrong: {worst.backend} differs from the oracle in {len(failed)} of {len(self.rows)} runs, by {worst.error:.1e} "
-                f"of the logits' spread ({worst.variant}){at}"
+                f"wrong: {worst.backend} differs from the oracle in {len(failed)} of {len(self.rows)} runs, "
+                f"by {worst.error:.1e} of the logits' spread ({worst.variant}){at}"
             )
         if self.missing:
             return f"not proved: {', '.join(f'{what} {why}' for what, why in self.missing.items())}"
         backends = list(dict.fromkeys(row.backend.partition(",")[0] for row in self.rows))
         worst = max(row.error for row in self.rows)
         return (
-            f"proved: {' = '.join(backends)} on {self.name}, {len(self.rows)} runs, largest error {worst:.1e} of the logits' "
-            f"spread (tolerance {TOLERANCE['float32']:.0e})"
+            f"proved: {' = '.join(backends)} on {self.name}, {len(self.rows)} runs, largest error {worst:.1e} "
+            f"of the logits' spread (tolerance {TOLERANCE['float32']:.0e})"
         )
 
     def table(self) -> str:

@@ -14,8 +14,8 @@ from blockc.spec.own import key_of, own_part
 from blockc.spec.reading import Layer, Spec, occupants, written
 
 _ORDER = (
-    "blockc", "name", "description", "vocab", "width", "depth", "context", "positions", "embedding", *PARTS, "head", "block",
-    "parts", "layers", "init", "checkpoint", "expect",
+    "blockc", "name", "description", "vocab", "width", "depth", "context", "positions", "embedding", *PARTS, "head",
+    "block", "parts", "layers", "init", "checkpoint", "expect",
 )  # fmt: skip
 _SLOTS = ("block", "placement")  # one replaces the other; neither is removed by a word
 

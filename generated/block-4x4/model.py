@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 def query_positions(attention_mask: Tensor, tokens: int) -> Tensor:
     """Where the last `tokens` tokens stand among the real ones: (B, T) -> (B, tokens)."""
-    return attention_mask.cumsum(1)[:, attention_mask.shape[1] - tokens :] - 1
+    new = torch.arange(tokens, device=attention_mask.device) + (attention_mask.shape[1] - tokens)
+    return attention_mask.cumsum(1)[:, new] - 1
 
 
 def key_positions(attention_mask: Tensor) -> Tensor:
@@ -147,28 +148,23 @@ class Model(nn.Module):
 
     def empty_cache(self, batch: int) -> tuple[tuple[Tensor, ...], ...]:
         """A cache without tokens: for each layer keys and values, (B, heads, 0, head_dim)."""
-        sizes = 2 * [
-            ((1, 4), (1, 4)),
-        ]
+        sizes = 2 * [((1, 4), (1, 4))]
         like = self.embedding.weight
         return tuple(tuple(like.new_empty(batch, heads, 0, dim) for heads, dim in layer) for layer in sizes)
 
     @torch.no_grad()
     def init_weights(self, std: float = 0.02) -> None:
-        """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the deeper the model is."""
-        for name, parameter in self.named_parameters():
-            if name.endswith(".bias"):
-                parameter.zero_()
-            elif parameter.dim() == 1:
-                parameter.fill_(1.0)
-            elif name.endswith((".down.weight", ".o.weight")):
-                parameter.normal_(std=std / 4**0.5)
-            else:
-                parameter.normal_(std=std)
+        """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the more of it there is."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                writes = name.endswith((".down", ".o"))
+                module.weight.normal_(std=std / 4**0.5 if writes else std)
+            elif hasattr(module, "reset_parameters"):
+                module.reset_parameters()
 
     @classmethod
     def load(cls, path: str | Path, dtype: torch.dtype = torch.float32) -> Model:
-        """The model with the weights of a safetensors file, or of a folder of them, under the names of its parameters."""
+        """The model with the weights of a safetensors file, or a folder of them, under the names of its parameters."""
         with torch.device("meta"):
             model = cls().to(dtype)
         model.to_empty(device="cpu")

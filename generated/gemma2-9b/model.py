@@ -15,13 +15,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns each pair (x[i], x[i + R]) by its angle: (B, H, S, 2R), two of (B, S, R) -> (B, H, S, 2R)."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+def softcap_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
+    """softmax(softcap * tanh(scale * q k^T / softcap)) v over the visible keys, the softmax in fp32; sees none: 0."""
+    scores = softcap * torch.tanh(q @ k.transpose(2, 3) * scale / softcap)
+    weights = scores.float().masked_fill(~mask, float("-inf")).softmax(dim=-1).masked_fill(~mask, 0.0)
+    return weights.to(v.dtype) @ v
+
+
+def grouped(x: Tensor, times: int) -> Tensor:
+    """Each key-value head once for every query head that reads it: (B, K, T, D) -> (B, K * times, T, D)."""
+    return x.repeat_interleave(times, dim=1)
+
+
 class OffsetRMSNorm(nn.Module):
     """y = x / rms(x) * (offset + weight), computed in fp32."""
 
     def __init__(self, width: int, eps: float, offset: float) -> None:
         super().__init__()
         self.eps, self.offset = eps, offset
-        self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
+        self.weight = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def forward(self, x: Tensor) -> Tensor:
         gain = self.offset + self.weight.float()
@@ -30,17 +53,13 @@ class OffsetRMSNorm(nn.Module):
 
 def query_positions(attention_mask: Tensor, tokens: int) -> Tensor:
     """Where the last `tokens` tokens stand among the real ones: (B, T) -> (B, tokens)."""
-    return attention_mask.cumsum(1)[:, attention_mask.shape[1] - tokens :] - 1
+    new = torch.arange(tokens, device=attention_mask.device) + (attention_mask.shape[1] - tokens)
+    return attention_mask.cumsum(1)[:, new] - 1
 
 
 def key_positions(attention_mask: Tensor) -> Tensor:
     """Where each token stands among the real ones; padding stands where no query reaches: (B, T) -> (B, T)."""
     return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask == 0, 2**30)
-
-
-def visible(query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    """True where a query sees a key, itself and everything before it: (B, S), (B, T) -> (B, 1, S, T)."""
-    return query_positions[:, None, :, None] >= key_positions[:, None, None, :]
 
 
 def visible_within(window: int, query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -60,23 +79,9 @@ def rotary_table(position_ids: Tensor, frequencies: Tensor) -> tuple[Tensor, Ten
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns each pair (x[i], x[i + R]) by its angle: (B, H, S, 2R), two of (B, S, R) -> (B, H, S, 2R)."""
-    a, b = x.chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
-
-
-def grouped(x: Tensor, times: int) -> Tensor:
-    """Each key-value head once for every query head that reads it: (B, K, T, D) -> (B, K * times, T, D)."""
-    return x.repeat_interleave(times, dim=1)
-
-
-def softcap_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
-    """softmax(softcap * tanh(scale * q k^T / softcap)) v over the visible keys, the softmax in fp32; sees none: 0."""
-    scores = softcap * torch.tanh(q @ k.transpose(2, 3) * scale / softcap)
-    weights = scores.float().masked_fill(~mask, float("-inf")).softmax(dim=-1).masked_fill(~mask, 0.0)
-    return weights.to(v.dtype) @ v
+def visible(query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """True where a query sees a key, itself and everything before it: (B, S), (B, T) -> (B, 1, S, T)."""
+    return query_positions[:, None, :, None] >= key_positions[:, None, None, :]
 
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -218,28 +223,23 @@ class Model(nn.Module):
 
     def empty_cache(self, batch: int) -> tuple[tuple[Tensor, ...], ...]:
         """A cache without tokens: for each layer keys and values, (B, heads, 0, head_dim)."""
-        sizes = 42 * [
-            ((8, 256), (8, 256)),
-        ]
+        sizes = 42 * [((8, 256), (8, 256))]
         like = self.embedding.weight
         return tuple(tuple(like.new_empty(batch, heads, 0, dim) for heads, dim in layer) for layer in sizes)
 
     @torch.no_grad()
     def init_weights(self, std: float = 0.02) -> None:
-        """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the deeper the model is."""
-        for name, parameter in self.named_parameters():
-            if name.endswith(".bias"):
-                parameter.zero_()
-            elif parameter.dim() == 1:
-                parameter.fill_(0.0)
-            elif name.endswith((".down.weight", ".o.weight")):
-                parameter.normal_(std=std / 84**0.5)
-            else:
-                parameter.normal_(std=std)
+        """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the more of it there is."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                writes = name.endswith((".down", ".o"))
+                module.weight.normal_(std=std / 84**0.5 if writes else std)
+            elif hasattr(module, "reset_parameters"):
+                module.reset_parameters()
 
     @classmethod
     def load(cls, path: str | Path, dtype: torch.dtype = torch.float32) -> Model:
-        """The model with the weights of a safetensors file, or of a folder of them, in the layout of gemma2."""
+        """The model with the weights of a safetensors file, or a folder of them, in the layout of gemma2."""
         with torch.device("meta"):
             model = cls().to(dtype)
         model.to_empty(device="cpu")

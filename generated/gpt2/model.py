@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 def query_positions(attention_mask: Tensor, tokens: int) -> Tensor:
     """Where the last `tokens` tokens stand among the real ones: (B, T) -> (B, tokens)."""
-    return attention_mask.cumsum(1)[:, attention_mask.shape[1] - tokens :] - 1
+    new = torch.arange(tokens, device=attention_mask.device) + (attention_mask.shape[1] - tokens)
+    return attention_mask.cumsum(1)[:, new] - 1
 
 
 def key_positions(attention_mask: Tensor) -> Tensor:
@@ -154,28 +155,25 @@ class Model(nn.Module):
 
     def empty_cache(self, batch: int) -> tuple[tuple[Tensor, ...], ...]:
         """A cache without tokens: for each layer keys and values, (B, heads, 0, head_dim)."""
-        sizes = 12 * [
-            ((12, 64), (12, 64)),
-        ]
+        sizes = 12 * [((12, 64), (12, 64))]
         like = self.embedding.weight
         return tuple(tuple(like.new_empty(batch, heads, 0, dim) for heads, dim in layer) for layer in sizes)
 
     @torch.no_grad()
     def init_weights(self, std: float = 0.02) -> None:
-        """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the deeper the model is."""
-        for name, parameter in self.named_parameters():
-            if name.endswith(".bias"):
-                parameter.zero_()
-            elif parameter.dim() == 1:
-                parameter.fill_(1.0)
-            elif name.endswith((".down.weight", ".o.weight")):
-                parameter.normal_(std=std / 24**0.5)
-            else:
-                parameter.normal_(std=std)
+        """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the more of it there is."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                writes = name.endswith((".down", ".o"))
+                module.weight.normal_(std=std / 24**0.5 if writes else std)
+            elif hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
 
     @classmethod
     def load(cls, path: str | Path, dtype: torch.dtype = torch.float32) -> Model:
-        """The model with the weights of a safetensors file, or of a folder of them, in the layout of gpt2."""
+        """The model with the weights of a safetensors file, or a folder of them, in the layout of gpt2."""
         with torch.device("meta"):
             model = cls().to(dtype)
         model.to_empty(device="cpu")
@@ -217,10 +215,10 @@ CHECKPOINT = [
     ),
 ]
 TIED: dict[str, str] = {"lm_head.weight": "embedding.weight"}
-IGNORED = (
+IGNORED = [
     "transformer.h.{i}.attn.bias",
     "transformer.h.{i}.attn.masked_bias",
-)
+]
 
 
 def open_tensors(path: Path) -> dict[str, Callable[[], Tensor]]:
@@ -241,7 +239,7 @@ def with_prefix(tensors: dict[str, Any], prefix: str, but: list[str]) -> dict[st
     return {name if name in but else prefix + name: read for name, read in tensors.items()}
 
 
-def without_ignored(tensors: dict[str, Any], ignored: tuple[str, ...]) -> dict[str, Any]:
+def without_ignored(tensors: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
     """The tensors less those known to be without effect; {i} stands for any layer."""
     patterns = [re.compile(re.escape(name).replace(r"\{i\}", r"\d+")) for name in ignored]
     return {name: read for name, read in tensors.items() if not any(p.fullmatch(name) for p in patterns)}
@@ -283,10 +281,11 @@ def copy_packed(
     for name, (targets, groups, transposed) in table.items():
         tensor = tensors[name]()
         tensor = tensor.T if transposed and tensor.dim() == 2 else tensor
+        packed = torch.cat([parameters[target] for target in targets])
         sizes = [parameters[target].shape[0] // groups for target in targets]
-        parts = tensor.unflatten(0, (groups, -1)).split(sizes, dim=1)
+        parts = fitting(tensor, packed, name).unflatten(0, (groups, -1)).split(sizes, dim=1)
         for target, part in zip(targets, parts, strict=True):
-            parameters[target].copy_(fitting(part.flatten(0, 1), parameters[target], name))
+            parameters[target].copy_(part.flatten(0, 1))
     for name in tied.keys() & tensors.keys():
         if not torch.equal(tensors[name]().to(parameters[tied[name]].dtype), parameters[tied[name]]):
             raise ValueError(f"checkpoint: {name} differs from {tied[name]}, which it is tied to")

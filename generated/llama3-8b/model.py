@@ -16,9 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns each pair (x[i], x[i + R]) by its angle: (B, H, S, 2R), two of (B, S, R) -> (B, H, S, 2R)."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
 def query_positions(attention_mask: Tensor, tokens: int) -> Tensor:
     """Where the last `tokens` tokens stand among the real ones: (B, T) -> (B, tokens)."""
-    return attention_mask.cumsum(1)[:, attention_mask.shape[1] - tokens :] - 1
+    new = torch.arange(tokens, device=attention_mask.device) + (attention_mask.shape[1] - tokens)
+    return attention_mask.cumsum(1)[:, new] - 1
 
 
 def key_positions(attention_mask: Tensor) -> Tensor:
@@ -40,13 +48,6 @@ def rotary_table(position_ids: Tensor, frequencies: Tensor) -> tuple[Tensor, Ten
     """cos and sin of every angle, in fp32: (B, S), (R,) -> two of (B, S, R)."""
     angles = position_ids[..., None] * frequencies.to(position_ids.device)
     return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns each pair (x[i], x[i + R]) by its angle: (B, H, S, 2R), two of (B, S, R) -> (B, H, S, 2R)."""
-    a, b = x.chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -180,28 +181,23 @@ class Model(nn.Module):
 
     def empty_cache(self, batch: int) -> tuple[tuple[Tensor, ...], ...]:
         """A cache without tokens: for each layer keys and values, (B, heads, 0, head_dim)."""
-        sizes = 32 * [
-            ((8, 128), (8, 128)),
-        ]
+        sizes = 32 * [((8, 128), (8, 128))]
         like = self.embedding.weight
         return tuple(tuple(like.new_empty(batch, heads, 0, dim) for heads, dim in layer) for layer in sizes)
 
     @torch.no_grad()
     def init_weights(self, std: float = 0.02) -> None:
-        """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the deeper the model is."""
-        for name, parameter in self.named_parameters():
-            if name.endswith(".bias"):
-                parameter.zero_()
-            elif parameter.dim() == 1:
-                parameter.fill_(1.0)
-            elif name.endswith((".down.weight", ".o.weight")):
-                parameter.normal_(std=std / 64**0.5)
-            else:
-                parameter.normal_(std=std)
+        """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the more of it there is."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                writes = name.endswith((".down", ".o"))
+                module.weight.normal_(std=std / 64**0.5 if writes else std)
+            elif hasattr(module, "reset_parameters"):
+                module.reset_parameters()
 
     @classmethod
     def load(cls, path: str | Path, dtype: torch.dtype = torch.float32) -> Model:
-        """The model with the weights of a safetensors file, or of a folder of them, in the layout of llama."""
+        """The model with the weights of a safetensors file, or a folder of them, in the layout of llama."""
         with torch.device("meta"):
             model = cls().to(dtype)
         model.to_empty(device="cpu")
@@ -227,7 +223,9 @@ CHECKPOINT = {
     "model.layers.{i}.mlp.down_proj.weight": "layers.{i}.mlp.down.weight",
 }
 TIED: dict[str, str] = {}
-IGNORED = ("model.layers.{i}.self_attn.rotary_emb.inv_freq",)
+IGNORED = [
+    "model.layers.{i}.self_attn.rotary_emb.inv_freq",
+]
 
 
 def open_tensors(path: Path) -> dict[str, Callable[[], Tensor]]:
@@ -241,7 +239,7 @@ def open_tensors(path: Path) -> dict[str, Callable[[], Tensor]]:
     return {name: partial(file.get_tensor, name) for file in opened for name in file.keys()}
 
 
-def without_ignored(tensors: dict[str, Any], ignored: tuple[str, ...]) -> dict[str, Any]:
+def without_ignored(tensors: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
     """The tensors less those known to be without effect; {i} stands for any layer."""
     patterns = [re.compile(re.escape(name).replace(r"\{i\}", r"\d+")) for name in ignored]
     return {name: read for name, read in tensors.items() if not any(p.fullmatch(name) for p in patterns)}
