@@ -398,9 +398,9 @@ def test_positions_count_no_later_token() -> None:
     mask = np.ones((1, 6), np.int64)
     for t in range(6):
         other = changed(mask, 1, t) * 0 + np.where(np.arange(6) == t, 0, 1)
-        for op, args in ((KeyPositions(), ()), (QueryPositions(), (mask,))):
+        for op, args, far in ((KeyPositions(), (), True), (QueryPositions(), (mask,), False)):
             given = types((mask, *args))
-            assert op.reach(given, (Tokens(1),) * len(given)) == (Clock(1),)
+            assert op.reach(given, (Tokens(1),) * len(given)) == (Clock(1, far=far),)
             assert moved(op.numpy((mask, *args), ())[0], op.numpy((other, *args), ())[0], 1) == set(range(t, 6))
 
 

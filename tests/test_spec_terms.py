@@ -255,7 +255,7 @@ TAKEN = {
     "cos": "something else", "sin": "something else", "cos_2": "something else", "key": "something else",
     "value": "something else", "past_key": "something else", "past_value": "something else", "torch": "something else",
     "nn": "something else", "after_attention": "something else", "attention_plus_mlp": "something else",
-    "rotate": "something else", "weight": "something else", "bias": "something else",
+    "weight": "something else", "bias": "something else",
 }  # fmt: skip
 
 
@@ -267,8 +267,14 @@ def test_a_label_takes_no_name_that_emitted_code_needs(label: str) -> None:
 
 
 def test_every_attribute_of_a_module_is_refused() -> None:
+    """torch's own: transformers, once imported, adds some."""
     names = [name for name in dir(torch.nn.Module()) if not name.startswith("_") and name == name.lower()]
-    assert [name for name in names if not refusal(name)] == []
+    assert len(names) > 50
+    assert [name for name in names if not refusal(name) and "transformers" not in _module_of(name)] == []
+
+
+def _module_of(name: str) -> str:
+    return str(getattr(getattr(torch.nn.Module, name, None), "__module__", ""))
 
 
 def test_a_label_may_be_called_as_a_helper_is() -> None:

@@ -62,8 +62,9 @@ class Class:
     @property
     def wrapped(self) -> tuple[str, ...]:
         """The arguments where they need a line of their own."""
-        line = f"    def forward(self, {': Tensor, '.join(self.arguments)}: Tensor) -> {self.result}:"
-        return self.arguments if len(line) > 120 else ()
+        around = 33  # what stands before, between and after them
+        wide = around + len(": Tensor, ".join(self.arguments)) + len(self.result)
+        return self.arguments if wide > 120 else ()
 
     @property
     def inline(self) -> tuple[str, ...]:
