@@ -26,7 +26,20 @@ from blockc.source import Finding, SpecError, finding, key_place
 from blockc.spec import load
 from blockc.weights import LayoutError, group_sizes, layout, patterns, random_parameters
 
-__all__ = ["Built", "Step", "build", "check", "compile", "figures", "show", "spec_files", "trace", "twin", "verify"]
+__all__ = [
+    "Built",
+    "Step",
+    "build",
+    "bundled",
+    "check",
+    "compile",
+    "figures",
+    "show",
+    "spec_files",
+    "trace",
+    "twin",
+    "verify",
+]
 
 
 def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # noqa: A001
@@ -52,6 +65,13 @@ def _misses(model: Compiled, expectations: bool) -> list[Finding]:
                 finding(place, " ".join(str(error).split()), hint="leave checkpoint out for a model of no family")
             )
     return found
+
+
+def bundled() -> dict[str, Path]:
+    """The specs that come with blockc, by name."""
+    inside = Path(__file__).parent / "specs"
+    folder_ = inside if inside.is_dir() else Path(__file__).parent.parent / "specs"
+    return {path.stem: path for path in sorted(folder_.glob("*.yaml"))}
 
 
 def spec_files(path: Path) -> list[Path]:

@@ -31,7 +31,12 @@ Set = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Say a key of the spec anew, such as norm.placement=post."),
 ]
-SpecPath = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec file.", show_default=False)]
+SpecPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SPEC", help="A spec file, or the name of a spec that comes with blockc.", show_default=False
+    ),
+]
 NOTHING: list[str] = []
 
 
@@ -164,7 +169,7 @@ def verify(
     """Run the golden matrix: every backend on every variant against the float64 oracle."""
     from blockc import api
 
-    checked = api.verify(_there(path), assignments)
+    checked = api.verify(path if path.is_dir() else _file(path), assignments)
     if checked.changed:
         _stop(WRONG, "\n".join(f"{_plain(str(path / name))}: changed since it was built" for name in checked.changed))
     if checked.outdated:
@@ -221,6 +226,11 @@ def _there(path: Path) -> Path:
 
 
 def _file(path: Path) -> Path:
+    """A spec's file; a name alone is that of a spec that comes with blockc."""
+    from blockc import api
+
+    if not path.exists() and str(path) in (specs := api.bundled()):
+        return specs[str(path)]
     if _there(path).is_dir():
         _stop(USAGE, f"{_plain(str(path))}: is a folder, and one spec is wanted")
     return path

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -15,9 +16,12 @@ from blockc import api
 from blockc.compile import Compiled, compiled
 from blockc.ir import parameters
 from blockc.proof import Proof, prove
+from blockc.proof.cases import Case
 from blockc.proof.matrix import TOLERANCE
+from blockc.proof.runners import Onnx, Oracle, Torch
 from blockc.shrink import shrink
-from blockc.spec import load
+from blockc.source import parse
+from blockc.spec import from_tree, load
 from blockc.weights import random_parameters
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +74,63 @@ def test_block_4x4_that_looks_both_ways() -> None:
     result = prove(compiled(spec))
     assert result.complete, result.table()
     assert {row.variant for row in result.rows} == {"full", "labels", "padded left", "padded right"}
+
+
+BASE = """
+blockc: 1
+name: odd
+vocab: 50
+width: 32
+depth: 3
+context: 64
+positions: {type: learned}
+attention: {heads: 4, kv_heads: 2, rope: {theta: 100, pairing: half}}
+mlp: {type: swiglu, width: 40}
+norm: {type: rms, eps: 1e-5}
+head: {tied: true}
+"""
+PRE = "{residual: [attention_norm, attention]}, {residual: [mlp_norm, mlp]}"
+ODD = {
+    "one layer": f"block: [{PRE}]".replace("block", "depth: 1\nblock"),
+    "two attentions in a layer": f"block: [{PRE}, {{residual: [second_norm, second]}}]\n"
+    "parts: {second: {attention: {window: 3, heads: 2, kv_heads: 1, head_dim: 8}}}",
+    "no attention": "attention: none\nblock: [{residual: [mlp_norm, mlp]}]",
+    "layers with and without a cache, a cut tile": f"""depth: 9
+layers:
+  first: [plain]
+  pattern: [{{both: 2}}, plain]
+  last: [only]
+  kinds:
+    both: {{block: [{PRE}]}}
+    plain: {{block: [{{residual: [mlp_norm, mlp]}}]}}
+    only: {{block: [{{residual: [attention_norm, attention]}}], attention: {{window: 4}}}}""",
+}
+
+
+def odd(more: str) -> Compiled:
+    said = {line.partition(":")[0] for line in more.splitlines() if not line.startswith(" ")}
+    kept = [line for line in BASE.strip().splitlines() if line.partition(":")[0] not in said]
+    return compiled(from_tree(parse("\n".join([*kept, more.replace("attention: none\n", ""), ""]), "odd.yaml")))
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_structures(kind: str) -> None:
+    model = odd(ODD[kind])
+    for each in (model, compiled(shrink(model.spec))):
+        result = prove(each)
+        assert result.complete, result.table()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_rows_that_are_padding_give_finite_numbers(name: str, tmp_path: Path) -> None:
+    """Also a row of nothing else, on every backend."""
+    twin = compiled(shrink(load(ROOT / "specs" / f"{name}.yaml")))
+    (tmp_path / "model.py").write_text(twin.model_py())
+    params = random_parameters(twin.function, 1)
+    tokens = np.arange(4)
+    case = Case("padded", (tokens, tokens[:1], tokens[:0]), (0, 3, 0), (2, 1, 1))
+    for runner in (Oracle(twin.served), Torch(tmp_path / "model.py", twin.served), Onnx(twin.onnx(), twin.served)):
+        assert np.isfinite(runner.run(case, params).logits).all(), runner.name
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -83,9 +83,8 @@ def emit(function: Function, *, name: str, summary: str, load: Loading, init: fl
     *inner, root = functions(function)
     pasts = [n for n in root.inputs if _is_past(n)]
     reads = _reads(root)
-    helpers = _helpers(
-        function, [*(["query_positions"] if reads else []), "next_token_loss" if pasts else "token_loss"]
-    )
+    loss, labels = _LOSSES[root.causal]
+    helpers = _helpers(function, [*(["query_positions"] if reads else []), loss])
     body = _Body(root, helpers)
     return (
         _environment()
@@ -104,10 +103,19 @@ def emit(function: Function, *, name: str, summary: str, load: Loading, init: fl
             ties=list(_ties(root)),
             cache=_cache_shapes(root, pasts),
             load=load,
+            loss=loss,
+            labels=labels,
             loading=[_definition(helper) for helper in load.helpers],
             init=_init(function, init),
         )
     )
+
+
+# Whether a model is causal: its loss, and what the labels are.
+_LOSSES = {
+    True: ("next_token_loss", "the tokens themselves"),
+    False: ("token_loss", "the token wanted at each place, -100 where none is"),
+}
 
 
 def _reads(root: Function) -> tuple[str, ...]:
@@ -187,7 +195,7 @@ class _Body:
     def _loop(self, loop: Loop) -> Step:
         """for layer, past in zip(self.layers, past_key_values): what varies is zipped, what is fixed is passed."""
         first, function = loop.calls[0], called(loop.calls[0])
-        names, sources, arguments = ["layer"], list[tuple[tuple[str, ...], int]](), list[str]()
+        names, sources, arguments = ["layer"], list[tuple[tuple[str, ...], tuple[int, ...]]](), list[str]()
         for i, formal in enumerate(function.inputs):
             if i == loop.chain:
                 arguments.append("x")
@@ -214,10 +222,11 @@ def _slice(calls: Sequence[Node], every: Sequence[Node]) -> str:
     return "" if len(calls) == len(every) else f"[{start}:{start + len(calls)}]"
 
 
-def _tile(column: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
-    """The column as one period and how often it is laid; whole where the last tile is cut."""
+def _tile(column: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The column as one period and how often it is laid, if more than once; whole where the last tile is cut."""
     length = period(column)
-    return (column[:length], len(column) // length) if len(column) % length == 0 else (column, 1)
+    times = len(column) // length
+    return (column[:length], (times,)) if times > 1 and len(column) % length == 0 else (column, ())
 
 
 def _member(name: str) -> str:

@@ -29,6 +29,8 @@ def with_cache(root: Function) -> Function:
         raise GraphError("a model that looks both ways has no cache: what is past changes with what is new")
     types = tuple(_grown(n) for n in root.inputs)
     cached, held = _Cache().function(root, types, top=True)
+    if not held:
+        return root  # nothing is remembered, so there is no past to speak of
     order = {owner: i for i, owner in enumerate(dict.fromkeys(h.owner for h in held))}
     number = {id(h): order[h.owner] for h in held}
     plain, state = cached.inputs[: len(root.inputs)], cached.inputs[len(root.inputs) :]

@@ -14,7 +14,7 @@ import numpy as np
 from blockc.compile import Compiled
 from blockc.ops import Array
 from blockc.proof.cases import Case, cases
-from blockc.proof.runners import Answer, Onnx, Oracle, Params, Runner, Torch, Values
+from blockc.proof.runners import Answer, Onnx, Oracle, Params, Runner, Torch, Values, pasts
 from blockc.weights import random_parameters
 
 # Of the logits' own standard deviation. fp32 rounding stays ten times below it; a wrong GELU is ten times above.
@@ -143,7 +143,7 @@ def _runners(
 
 def _applicable(runner: Runner, twin: Compiled) -> Iterator[Case]:
     """The loss is PyTorch's alone: an ONNX graph has no labels."""
-    for case in cases(twin.spec.top.vocab, cached=twin.function.causal):
+    for case in cases(twin.spec.top.vocab, cached=bool(pasts(twin.served))):
         if not case.labels or not isinstance(runner, Onnx):
             yield case
 
