@@ -28,6 +28,7 @@ from blockc.weights import LayoutError, group_sizes, layout, patterns, random_pa
 
 __all__ = [
     "Built",
+    "NotProvedError",
     "Step",
     "build",
     "bundled",
