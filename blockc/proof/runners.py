@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Protocol
@@ -180,7 +181,11 @@ class Onnx:
 
     def __init__(self, model: bytes, function: Function, name: str = "onnxruntime") -> None:
         self.bytes, self.function, self.name = model, function, name
-        self.session = _session(model)
+
+    @cached_property
+    def session(self) -> Any:
+        """Opened by the first run: a graph that a runtime does not take is a finding like a wrong number."""
+        return _session(self.bytes)
 
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
         session = _session(_exposed(self.bytes)) if trace else self.session
