@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockc.parts import PARTS, Learned, Norm, Part, Sine
-from blockc.source import Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, find, finding, key_place
+from blockc.source import Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, at, find, finding, key_place
 from blockc.source import suggest as nearest
 from blockc.spec import Layer, Spec, key_of, own_part, written
 from blockc.spec.faults import dotted, from_problem, shown
@@ -237,7 +237,7 @@ def _unread_keys(spec: Spec, terms: dict[str, Chain]) -> Iterator[Finding]:
         for key, class_ in PARTS.items():
             path = (*where, key)
             final = path == ("norm",) and spec.final_norm is not None
-            if final or any(class_ in parts[kind] for kind in kinds) or not isinstance(_at(spec.tree, path), Mapping):
+            if final or any(class_ in parts[kind] for kind in kinds) or not isinstance(at(spec.tree, path), Mapping):
                 continue
             yield finding(key_place(spec.tree, path), f"{dotted(path)} is read by no layer",
                           hint="name it in a block, or leave it out")  # fmt: skip
@@ -248,14 +248,6 @@ def _storeys(spec: Spec) -> Iterator[tuple[tuple[str, ...], list[str]]]:
     yield (), list(spec.kinds)
     for name in spec.top.layers.kinds if spec.top.layers else ():
         yield ("layers", "kinds", name), [kind for kind in spec.kinds if name in kind.split("+")]
-
-
-def _at(tree: Tree, path: tuple[str, ...]) -> Tree | None:
-    for step in path:
-        if not isinstance(tree, Mapping) or step not in tree.entries:
-            return None
-        tree = tree.entries[step].value
-    return tree
 
 
 # Terms as data

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from blockc.algebra import elaborate, leaves
 from blockc.parts import Attention
-from blockc.source import Entry, Mapping, Scalar, Sequence, Tree, find, plain
+from blockc.source import Entry, Mapping, Scalar, Sequence, Tree, at, find, plain
 from blockc.spec import Spec, from_tree
 
 HEAD_DIM = 16  # the least that fused attention takes
@@ -80,10 +80,10 @@ def heads(a: Attention) -> tuple[int, int]:
 def _layer_places(tree: Mapping) -> list[tuple[str, ...]]:
     """Where the keys that layers are made of stand: at the top, in every kind and in every part."""
     places: list[tuple[str, ...]] = [()]
-    if isinstance(kinds := _at(tree, ("layers", "kinds")), Mapping):
+    if isinstance(kinds := at(tree, ("layers", "kinds")), Mapping):
         places += [("layers", "kinds", name) for name in kinds.entries]
     for place in tuple(places):
-        if isinstance(parts := _at(tree, (*place, "parts")), Mapping):
+        if isinstance(parts := at(tree, (*place, "parts")), Mapping):
             places += [(*place, "parts", name) for name in parts.entries]
     return places
 
@@ -92,7 +92,7 @@ _OWN = ("heads", "kv_heads", "head_dim")
 
 
 def _attention(tree: Mapping, path: tuple[str, ...], sizes: _Sizes) -> Mapping:
-    here = _at(tree, path)
+    here = at(tree, path)
     if not isinstance(here, Mapping) or sizes.base is None:
         return tree
     said = {key: plain(entry.value) for key, entry in here.entries.items()}
@@ -116,17 +116,17 @@ def _attention(tree: Mapping, path: tuple[str, ...], sizes: _Sizes) -> Mapping:
 def _rope(here: Mapping, factor: Fraction) -> dict[tuple[str, ...], int | float]:
     edits: dict[tuple[str, ...], int | float] = {}
     for key in ("dims", "pairs"):
-        count = _at(here, ("rope", key))
+        count = at(here, ("rope", key))
         if isinstance(count, Scalar) and isinstance(count.value, int):
             edits["rope", key] = max(1, int(count.value * factor))
-    original = _at(here, ("rope", "scaling", "original"))
+    original = at(here, ("rope", "scaling", "original"))
     if isinstance(original, Scalar) and isinstance(original.value, int):
         edits["rope", "scaling", "original"] = min(original.value, ORIGINAL)
     return edits
 
 
 def _mlp(tree: Mapping, path: tuple[str, ...], was: int, width: int) -> Mapping:
-    wide = _at(tree, (*path, "width"))
+    wide = at(tree, (*path, "width"))
     if not isinstance(wide, Scalar) or not isinstance(wide.value, int):
         return tree
     return _set(tree, (*path, "width"), max(1, wide.value * width // was))
@@ -138,7 +138,7 @@ def _depth(tree: Mapping, spec: Spec) -> Mapping:
         return _set(tree, ("depth",), min(spec.top.depth, 2))
     counts: dict[str, int] = {}
     for key in ("first", "pattern", "last"):
-        listed = _at(tree, ("layers", key))
+        listed = at(tree, ("layers", key))
         if isinstance(listed, Sequence):
             few = tuple(layer for item in listed.items for layer in _few(item))
             tree = _put(tree, ("layers", key), Sequence(few, listed.place))
@@ -155,15 +155,6 @@ def _few(item: Tree) -> tuple[Tree, ...]:
     ((name, entry),) = item.entries.items()
     one = Scalar(name, entry.key, name)
     return (one, one) if plain(entry.value) != 1 else (one,)
-
-
-def _at(tree: Tree, path: tuple[str, ...]) -> Tree | None:
-    """The tree at a path, or None where there is none."""
-    for step in path:
-        if not isinstance(tree, Mapping) or step not in tree.entries:
-            return None
-        tree = tree.entries[step].value
-    return tree
 
 
 def _set(tree: Mapping, path: tuple[str, ...], value: str | int | float) -> Mapping:

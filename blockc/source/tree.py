@@ -135,6 +135,15 @@ def find(tree: Tree, path: tuple[str | int, ...]) -> Tree:
     return list(_walk(tree, path))[-1][1]
 
 
+def at(tree: Tree, path: tuple[str, ...]) -> Tree | None:
+    """The tree at a path of keys, or None where there is none."""
+    for step in path:
+        if not isinstance(tree, Mapping) or step not in tree.entries:
+            return None
+        tree = tree.entries[step].value
+    return tree
+
+
 def key_place(tree: Tree, path: tuple[str | int, ...]) -> Place:
     """The place of the key of the deepest step that exists; of the value where that is an item of a list."""
     return list(_walk(tree, path))[-1][0]
