@@ -20,6 +20,6 @@ from blockc.source.tree import (
 )
 
 __all__ = [
-    "Entry", "Finding", "Mapping", "Place", "Scalar", "Sequence", "SpecError", "Tree", "at", "find", "finding", "key_place",
-    "override", "parse", "plain", "read", "render", "suggest",
+    "Entry", "Finding", "Mapping", "Place", "Scalar", "Sequence", "SpecError", "Tree", "at", "find", "finding",
+    "key_place", "override", "parse", "plain", "read", "render", "suggest",
 ]  # fmt: skip
