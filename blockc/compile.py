@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import blockc
 from blockc.algebra import Decoder, elaborate
 from blockc.build import build
 from blockc.ir import Function, GraphError, inline, parameters, render
+from blockc.ops import Array
 from blockc.passes import last_token, verify, with_cache
 from blockc.source import SpecError, finding
 from blockc.spec import Spec, resolved_text
 
 Logits = Literal["all", "last"]
+Dtype = Literal["fp32", "fp16", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,12 @@ class Compiled:
     def resolved_yaml(self) -> str:
         return resolved_text(self.spec)
 
-    def onnx(self, logits: Logits = "all", weights: dict[str, Any] | None = None) -> bytes:
-        from blockc.emit.onnx import emit, serialised
+    def onnx(self, logits: Logits = "all", weights: Mapping[str, Array] | None = None, dtype: Dtype = "fp32") -> bytes:
+        """The model, its parameters as graph inputs, or these arrays inside it."""
+        from blockc.emit.onnx import emit, in_memory, serialised
 
-        return serialised(emit(self.graph if logits == "all" else self.last, self.metadata, weights))
+        held = None if weights is None else in_memory(weights, dtype)
+        return serialised(emit(self.graph if logits == "all" else self.last, self.metadata, held, dtype))
 
 
 def compiled(spec: Spec) -> Compiled:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -18,16 +18,27 @@ from blockc.ops import Array
 OPSET = 23
 _IR_VERSION = 11
 _NAMES = {B: "batch_size", S: "sequence_length", P: "past_sequence_length", T: "total_sequence_length"}
-_TYPES: dict[Dtype, ir.DataType] = {"float": ir.DataType.FLOAT, "int": ir.DataType.INT64, "bool": ir.DataType.BOOL}
+Float = Literal["fp32", "fp16", "bf16"]
+FLOATS: dict[Float, ir.DataType] = {
+    "fp32": ir.DataType.FLOAT,
+    "fp16": ir.DataType.FLOAT16,
+    "bf16": ir.DataType.BFLOAT16,
+}
 
 
-def emit(function: Function, metadata: Mapping[str, str], weights: Mapping[str, Array] | None = None) -> ir.Model:
-    """The model of an inlined function.
+def emit(
+    function: Function,
+    metadata: Mapping[str, str],
+    weights: Mapping[str, ir.TensorProtocol] | None = None,
+    dtype: Float = "fp32",
+) -> ir.Model:
+    """The model of an inlined function, in one float type.
 
-    Without weights its parameters are graph inputs after the runtime ones; with them they are initialisers. `metadata`
-    goes into the file, so it holds neither paths nor dates.
+    Without weights its parameters are graph inputs after the runtime ones; with them they are initialisers, in memory or
+    in a file beside the model; one of another float type is cast where it enters. `metadata` goes into the file, so it
+    holds neither paths nor dates.
     """
-    emitter = _Emitter(function, weights)
+    emitter = _Emitter(function, weights, FLOATS[dtype])
     graph = ir.Graph(
         emitter.inputs,
         emitter.outputs(),
@@ -47,6 +58,12 @@ def serialised(model: ir.Model) -> bytes:
     return ir.to_proto(model).SerializeToString(deterministic=True)
 
 
+def in_memory(weights: Mapping[str, Array], dtype: Float = "fp32") -> dict[str, ir.TensorProtocol]:
+    """Arrays as initialisers that are written into the model itself."""
+    as_numpy = FLOATS[dtype].numpy()
+    return {path: ir.tensor(np.ascontiguousarray(array.astype(as_numpy)), name=path) for path, array in weights.items()}
+
+
 def _shape(type_: Type) -> ir.Shape:
     return ir.Shape([_extent(size) for size in type_.shape])
 
@@ -56,21 +73,26 @@ def _extent(size: Dim) -> int | str:
 
 
 class _Emitter:
-    def __init__(self, function: Function, weights: Mapping[str, Array] | None) -> None:
+    def __init__(
+        self, function: Function, weights: Mapping[str, ir.TensorProtocol] | None, real: ir.DataType
+    ) -> None:
         self.function = function
-        self.builder = _Builder()
+        self.builder = _Builder(real)
+        self.types: dict[Dtype, ir.DataType] = {"float": real, "int": ir.DataType.INT64, "bool": ir.DataType.BOOL}
         self.values: dict[Value, ir.Value] = {}
         self.inputs = [self._input(n) for n in function.inputs]
         self.params: dict[str, ir.Value] = {}
         self.owned: list[ir.Value] = []
         for path, param in parameters(function).items():
-            value = ir.Value(name=path, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(param.shape))
-            self.params[path] = value
+            stored = weights[path].dtype if weights is not None else real
+            value = ir.Value(name=path, type=ir.TensorType(stored), shape=ir.Shape(param.shape))
             if weights is None:
                 self.inputs.append(value)
             else:
-                value.const_value = ir.tensor(np.ascontiguousarray(weights[path], np.float32), name=path)
+                value.const_value = weights[path]
                 self.owned.append(value)
+            self.builder.enter(path)
+            self.params[path] = value if stored == real else self.builder.op("Cast", value, to=int(real))
         for n in function.nodes:
             self._node(n)
 
@@ -80,7 +102,7 @@ class _Emitter:
 
     def _input(self, n: Node) -> ir.Value:
         type_ = n.types[0]
-        self.values[n[0]] = ir.Value(name=n.name, type=ir.TensorType(_TYPES[type_.dtype]), shape=_shape(type_))
+        self.values[n[0]] = ir.Value(name=n.name, type=ir.TensorType(self.types[type_.dtype]), shape=_shape(type_))
         return self.values[n[0]]
 
     def _node(self, n: Node) -> None:
@@ -89,7 +111,7 @@ class _Emitter:
         results = n.op.onnx(self.builder, args, tuple(self.params[param.name] for param in n.params))
         for i, (result, type_) in enumerate(zip(results, n.types, strict=True)):
             result.name = n[i].name
-            result.type, result.shape = ir.TensorType(_TYPES[type_.dtype]), _shape(type_)
+            result.type, result.shape = ir.TensorType(self.types[type_.dtype]), _shape(type_)
             self.values[n[i]] = result
 
     def outputs(self) -> list[ir.Value]:
@@ -101,7 +123,8 @@ class _Emitter:
 class _Builder:
     """What an op's ONNX rule receives. Nodes are named after the path of the node that is being lowered."""
 
-    def __init__(self) -> None:
+    def __init__(self, float_type: ir.DataType) -> None:
+        self.float = float_type
         self.nodes: list[ir.Node] = []
         self.constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self.path = ""
@@ -130,4 +153,7 @@ class _Builder:
         return self.constants[key]
 
     def real(self, value: Array | float) -> ir.Value:
-        return self.constant(np.asarray(value, np.float32))
+        return self.constant(np.asarray(value, self.float.numpy()))
+
+    def narrowed(self, value: ir.Value) -> ir.Value:
+        return value if self.float == ir.DataType.FLOAT else self.op("Cast", value, to=int(self.float))

@@ -41,6 +41,10 @@ class OnnxBuilder(Protocol):
         """A constant in the model's own float type."""
         ...
 
+    def narrowed(self, value: OnnxValue) -> OnnxValue:
+        """An fp32 value in the model's own float type."""
+        ...
+
 
 @dataclass(frozen=True)
 class TokenAxes:

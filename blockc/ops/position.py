@@ -211,7 +211,7 @@ class Sinusoidal(Op):
         angles = _angles(g, args[0], self.frequencies)
         pairs = [g.op("Unsqueeze", g.op(f, angles), g.constant([3])) for f in ("Sin", "Cos")]
         shape = g.constant([0, 0, self.width])
-        return [g.op("Reshape", g.op("Concat", *pairs, axis=3), shape)]
+        return [g.narrowed(g.op("Reshape", g.op("Concat", *pairs, axis=3), shape))]
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return TokenAxes((1, 1), (1,))
@@ -289,7 +289,7 @@ class RotaryTable(Op):
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         angles = _angles(g, args[0], self.frequencies)
-        return [g.op("Cos", angles), g.op("Sin", angles)]
+        return [g.narrowed(g.op("Cos", angles)), g.narrowed(g.op("Sin", angles))]
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return TokenAxes((1,), (1, 1))
