@@ -12,12 +12,13 @@ from blockc.algebra import Decoder, elaborate
 from blockc.build import build
 from blockc.ir import Function, GraphError, inline, parameters, render
 from blockc.ops import Array
-from blockc.passes import last_token, verify, with_cache
+from blockc.passes import Fused, fuse, last_token, verify, with_cache
 from blockc.source import SpecError, finding
 from blockc.spec import Spec, resolved_text
 
 Logits = Literal["all", "last"]
 Dtype = Literal["fp32", "fp16", "bf16"]
+Dialect = Literal["standard", "ort"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,23 @@ class Compiled:
     def last(self) -> Function:
         """The flat form with logits of the last token alone."""
         return verified(last_token(self.graph))
+
+    @cached_property
+    def fused(self) -> Fused:
+        """The flat form in onnxruntime's own ops, and what was left as it is."""
+        fused = fuse(self.graph)
+        verify(fused.function)
+        return fused
+
+    @cached_property
+    def fused_last(self) -> Function:
+        return verified(last_token(self.fused.function))
+
+    def flat(self, dialect: Dialect, logits: Logits) -> Function:
+        """The function that an ONNX graph is lowered from."""
+        if dialect == "ort":
+            return self.fused.function if logits == "all" else self.fused_last
+        return self.graph if logits == "all" else self.last
 
     @property
     def parameters(self) -> int:
@@ -71,12 +89,20 @@ class Compiled:
     def resolved_yaml(self) -> str:
         return resolved_text(self.spec)
 
-    def onnx(self, logits: Logits = "all", weights: Mapping[str, Array] | None = None, dtype: Dtype = "fp32") -> bytes:
+    def onnx(
+        self,
+        logits: Logits = "all",
+        weights: Mapping[str, Array] | None = None,
+        dtype: Dtype = "fp32",
+        dialect: Dialect = "standard",
+    ) -> bytes:
         """The model, its parameters as graph inputs, or these arrays inside it."""
         from blockc.emit.onnx import emit, in_memory, serialised
+        from blockc.emit.ort import SWAPS
 
         held = None if weights is None else in_memory(weights, dtype)
-        return serialised(emit(self.graph if logits == "all" else self.last, self.metadata, held, dtype))
+        swaps = SWAPS if dialect == "ort" else None
+        return serialised(emit(self.flat(dialect, logits), self.metadata, held, dtype, swaps))
 
 
 def compiled(spec: Spec) -> Compiled:

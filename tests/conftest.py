@@ -19,6 +19,7 @@ BACKENDS = (
     "oracle",
     "torch",
     "onnxruntime",
+    "fused",
     "reference",
     "golden",
     "aot_eager",

@@ -5,7 +5,7 @@ Built directly, never traced: no torch is needed and no weight is touched, so a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +13,12 @@ import numpy as np
 import onnx_ir as ir
 
 from blockc.ir import B, Dim, Dtype, Function, Node, P, S, T, Type, Value, parameters
-from blockc.ops import Array
+from blockc.ops import Array, OnnxBuilder, OnnxValue, Op
 
 OPSET = 23
 _IR_VERSION = 11
 _NAMES = {B: "batch_size", S: "sequence_length", P: "past_sequence_length", T: "total_sequence_length"}
+Swap = Callable[[Any, OnnxBuilder, tuple[OnnxValue, ...], tuple[OnnxValue, ...]], Sequence[OnnxValue]]
 Float = Literal["fp32", "fp16", "bf16"]
 FLOATS: dict[Float, ir.DataType] = {
     "fp32": ir.DataType.FLOAT,
@@ -31,20 +32,21 @@ def emit(
     metadata: Mapping[str, str],
     weights: Mapping[str, ir.TensorProtocol] | None = None,
     dtype: Float = "fp32",
+    swaps: Mapping[type[Op], Swap] | None = None,
 ) -> ir.Model:
     """The model of an inlined function, in one float type.
 
-    Without weights its parameters are graph inputs after the runtime ones; with them they are initialisers, in memory or
-    in a file beside the model; one of another float type is cast where it enters. `metadata` goes into the file, so it
-    holds neither paths nor dates.
+    Without weights its parameters are graph inputs after the runtime ones; with them they are initialisers, in memory
+    or in a file beside the model; one of another float type is cast where it enters. `metadata` goes into the file, so
+    it holds neither paths nor dates. `swaps` are lowerings of another dialect, in place of an op's own.
     """
-    emitter = _Emitter(function, weights, FLOATS[dtype])
+    emitter = _Emitter(function, weights, FLOATS[dtype], swaps or {})
     graph = ir.Graph(
         emitter.inputs,
         emitter.outputs(),
         nodes=emitter.builder.nodes,
         initializers=emitter.initialisers,
-        opset_imports={"": OPSET},
+        opset_imports={"": OPSET} | dict.fromkeys(emitter.builder.domains - {""}, 1),
         name=function.name,
     )
     return ir.Model(graph, ir_version=_IR_VERSION, producer_name="blockc", metadata_props=dict(metadata))
@@ -74,11 +76,21 @@ def _extent(size: Dim) -> int | str:
 
 class _Emitter:
     def __init__(
-        self, function: Function, weights: Mapping[str, ir.TensorProtocol] | None, real: ir.DataType
+        self,
+        function: Function,
+        weights: Mapping[str, ir.TensorProtocol] | None,
+        real: ir.DataType,
+        swaps: Mapping[type[Op], Swap],
     ) -> None:
+        self.swaps = swaps
         self.function = function
         self.builder = _Builder(real)
-        self.types: dict[Dtype, ir.DataType] = {"float": real, "int": ir.DataType.INT64, "bool": ir.DataType.BOOL}
+        self.types: dict[Dtype, ir.DataType] = {
+            "float": real,
+            "int": ir.DataType.INT64,
+            "int32": ir.DataType.INT32,
+            "bool": ir.DataType.BOOL,
+        }
         self.values: dict[Value, ir.Value] = {}
         self.inputs = [self._input(n) for n in function.inputs]
         self.params: dict[str, ir.Value] = {}
@@ -108,7 +120,9 @@ class _Emitter:
     def _node(self, n: Node) -> None:
         self.builder.enter(n.name)
         args = tuple(self.values[value] for value in n.inputs)
-        results = n.op.onnx(self.builder, args, tuple(self.params[param.name] for param in n.params))
+        params = tuple(self.params[param.name] for param in n.params)
+        swap = self.swaps.get(type(n.op))
+        results = swap(n.op, self.builder, args, params) if swap else n.op.onnx(self.builder, args, params)
         for i, (result, type_) in enumerate(zip(results, n.types, strict=True)):
             result.name = n[i].name
             result.type, result.shape = ir.TensorType(self.types[type_.dtype]), _shape(type_)
@@ -126,6 +140,7 @@ class _Builder:
     def __init__(self, float_type: ir.DataType) -> None:
         self.float = float_type
         self.nodes: list[ir.Node] = []
+        self.domains: set[str] = set()
         self.constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self.path = ""
         self.counts: dict[str, int] = {}
@@ -134,12 +149,19 @@ class _Builder:
         self.path, self.counts = path, {}
 
     def op(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        return self.ops(op_type, 1, *inputs, **attributes)[0]
+
+    def ops(
+        self, op_type: str, outputs: int, *inputs: ir.Value | None, domain: str = "", **attributes: Any
+    ) -> Sequence[ir.Value]:
         count = self.counts[op_type] = self.counts.get(op_type, 0) + 1
         name = f"/{self.path.replace('.', '/')}/{op_type}" + (f"_{count}" if count > 1 else "")
-        made = ir.node(op_type, list(inputs), attributes or None, name=name)
-        made.outputs[0].name = f"{name}_output"
+        made = ir.node(op_type, list(inputs), attributes or None, domain=domain, num_outputs=outputs, name=name)
+        for i, output in enumerate(made.outputs):
+            output.name = f"{name}_output" + (f"_{i}" if i else "")
         self.nodes.append(made)
-        return made.outputs[0]
+        self.domains.add(domain)
+        return made.outputs
 
     def constant(self, value: Array | Sequence[int]) -> ir.Value:
         """One initialiser for each distinct constant."""

@@ -35,6 +35,12 @@ class OnnxBuilder(Protocol):
 
     def op(self, op_type: str, *inputs: OnnxValue | None, **attributes: object) -> OnnxValue: ...
 
+    def ops(
+        self, op_type: str, outputs: int, *inputs: OnnxValue | None, domain: str = "", **attributes: object
+    ) -> Sequence[OnnxValue]:
+        """A node of several outputs."""
+        ...
+
     def constant(self, value: Array | Sequence[int]) -> OnnxValue: ...
 
     def real(self, value: Array | float) -> OnnxValue:

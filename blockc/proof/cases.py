@@ -26,6 +26,11 @@ class Case:
     labels: bool = False
 
     @property
+    def several_on_a_past(self) -> bool:
+        """Several new tokens after a past, in more than one row: more than onnxruntime's fused attention takes."""
+        return len(self.rows) > 1 and any(chunk > 1 for chunk in self.chunks[1:])
+
+    @property
     def length(self) -> int:
         return sum(self.chunks)
 
@@ -72,6 +77,7 @@ def cases(vocab: int, cached: bool) -> tuple[Case, ...]:
     return (
         *whole,
         Case("chunked", both, (0, 0), (1, 5, 4, 3)),
+        Case("chunked, one row", (a,), (0,), (1, 5, 4, 3)),
         Case("decode", both, (0, 0), (6, *(1,) * (TOKENS - 6))),
         Case("padded left, decode", (a, b), (0, TOKENS - SHORT), (9, *(1,) * (TOKENS - 9))),
         Case("one token", (a[:1],), (0,), (1,)),
