@@ -72,6 +72,7 @@ class Decoder:
     layers: tuple[Chain, ...] = ()
     final_norm: Norm | None = None
     tied: bool = False
+    head_bias: bool = False
     softcap: float | None = None
 
     @property
@@ -96,6 +97,7 @@ def elaborate(spec: Spec) -> Decoder:
         layers=tuple(terms[layer.kind] for layer in spec.layers),
         final_norm=spec.final_norm.part.resolved(top.width) if spec.final_norm else None,
         tied=top.head.tied,
+        head_bias=bool(top.head.bias),
         softcap=top.head.softcap,
     )
 
@@ -267,7 +269,7 @@ def canonical(value: object) -> Any:
                 "blocks": {name: canonical(chain) for chain, name in names.items()},
                 "layers": [names[chain] for chain in value.layers],
                 "final_norm": canonical(value.final_norm),
-                "head": {"tied": value.tied, "softcap": value.softcap},
+                "head": {"tied": value.tied, **({"bias": True} if value.head_bias else {}), "softcap": value.softcap},
             }
         case Leaf():
             key = next(key for key, class_ in PARTS.items() if type(value.part) is class_)

@@ -9,6 +9,7 @@ print(built.line)                                      # proved: oracle = torch 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from blockc import folder, interp
-from blockc.compile import Compiled, Logits, compiled
+from blockc.checkpoint import open_checkpoint
+from blockc.compile import Compiled, Dialect, Logits, compiled
 from blockc.ir import Function, Value, called, is_call
 from blockc.ops import Add, Array
+from blockc.plan import Float, Mode, Plan, plan
 from blockc.proof import Proof, prove
 from blockc.report import Report, expect_misses, report
 from blockc.shrink import shrink
@@ -129,6 +132,7 @@ class Built:
 
     files: tuple[Path, ...]
     proof: Proof | None
+    notes: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
@@ -150,17 +154,40 @@ def build(
     logits: Logits = "all",
     proof: bool = True,
     require_proof: bool = False,
+    weights: Path | str | None = None,
+    mode: Mode = "link",
+    dtype: Float = "fp32",
+    dialect: Dialect = "standard",
 ) -> Built:
     """Writes model.py, model.onnx, graph.txt, report.json, spec.resolved.yaml, verify.json, manifest.json to `out`.
 
     Proves the twin first; raises NotProvedError, with nothing written, where a backend is wrong, and with
     `require_proof` also where torch or onnxruntime is missing. `out` is generated/<name> by default.
+
+    `weights` is a checkpoint: a .safetensors or .gguf file, or a folder. The model then has its parameters,
+    as references: with `link` into the checkpoint's own files, hard-linked beside it, with `pack` into
+    model.onnx.data. It computes in `dtype`. Raises CheckpointError naming all that does not fit.
+
+    `dialect` is standard, which any runtime takes, or ort: onnxruntime's own operators, for its CPU provider.
     """
+    planned = None if weights is None else _planned(model, Path(weights), mode, dtype)
     proved = prove(twin(model)) if proof or require_proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
         raise NotProvedError(proved)
-    files = folder.write(model, Path(out) if out else Path("generated") / model.spec.name, logits, proved)
-    return Built(tuple(files), proved)
+    written = folder.write(
+        model, Path(out) if out else Path("generated") / model.spec.name, logits, proved, planned, dialect
+    )
+    return Built(written.files, proved, (*written.notes, *(_left_unfused(model) if dialect == "ort" else ())))
+
+
+def _left_unfused(model: Compiled) -> list[str]:
+    """Each reason for which an op is not fused, and how often it holds."""
+    counts = Counter(left.reason for left in model.fused.unfused)
+    return [f"left unfused, {count} times: {reason}" for reason, count in counts.items()]
+
+
+def _planned(model: Compiled, weights: Path, mode: Mode, dtype: Float) -> Plan:
+    return plan(model.function, open_checkpoint(weights), model.spec.top.checkpoint, mode, dtype)
 
 
 def verify(path: Path | str, assignments: Sequence[str] = ()) -> folder.Checked:

@@ -85,9 +85,12 @@ class _Root:
         return apply(Call(piece.function), x, *asked, name=name, place=place)
 
     def head(self, x: Value) -> Value:
-        """A tied head shares the embedding's Param."""
-        tied = self.table.params if self.decoder.tied else None
-        logits = apply(Linear(self.decoder.width, self.decoder.vocab), x, name="head", params=tied)
+        """A tied head shares the embedding's Param; a bias is its own."""
+        op = Linear(self.decoder.width, self.decoder.vocab, self.decoder.head_bias)
+        made = node(op, x, name="head")
+        if self.decoder.tied:
+            made = node(op, x, name="head", params=(*self.table.params, *made.params[1:]))
+        logits = made[0]
         if self.decoder.softcap is not None:
             logits = apply(Softcap(self.decoder.softcap), logits, name="capped_logits")
         return logits

@@ -45,12 +45,22 @@ class Logits(StrEnum):
     last = "last"
 
 
+class Provider(StrEnum):
+    cpu = "cpu"
+
+
 class Dtype(StrEnum):
     fp32 = "fp32"
     bf16 = "bf16"
     fp16 = "fp16"
     fp8 = "fp8"
     int8 = "int8"
+
+
+class Float(StrEnum):
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
 
 
 @app.callback()
@@ -98,20 +108,53 @@ def build(
     require_proof: Annotated[
         bool, typer.Option("--require-proof", help="Fail where a backend to prove with is missing.")
     ] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="A .safetensors or .gguf file, or a folder: model.onnx then has weights."),
+    ] = None,
+    dtype: Annotated[
+        Float | None, typer.Option(help="What a model with weights computes in; fp32 by default.", show_default=False)
+    ] = None,
+    pack: Annotated[
+        bool, typer.Option("--pack", help="Copy the weights to model.onnx.data instead of linking their files.")
+    ] = False,
+    ep: Annotated[
+        Provider | None,
+        typer.Option(
+            help="Write model.onnx in the operators of this provider of onnxruntime; portable ONNX by default."
+        ),
+    ] = None,
     assignments: Set = NOTHING,
 ) -> None:
     """Write model.py, model.onnx and their report, all or nothing, and prove the spec's tiny twin."""
     from blockc import api
 
+    if weights is None and (pack or dtype is not None):
+        _stop(USAGE, f"{'--pack' if pack else '--dtype'} speaks of weights: give them with --weights PATH")
+
+    if ep is not None and dtype not in (None, Float.fp32):
+        _stop(USAGE, f"--ep {ep.value} is for fp32, and --dtype says {dtype.value if dtype else ''}")
     if no_verify and require_proof:
         _stop(USAGE, "--no-verify and --require-proof say opposite things")
     if assignments and out is None:
         _stop(USAGE, "--set makes another model: say where it goes with --out DIR")
     model = api.compile(_file(spec), assignments)
     try:
-        built = api.build(model, out, logits=logits.value, proof=not no_verify, require_proof=require_proof)
+        built = api.build(
+            model,
+            out,
+            logits=logits.value,
+            proof=not no_verify,
+            require_proof=require_proof,
+            weights=None if weights is None else _there(weights),
+            mode="pack" if pack else "link",
+            dtype="fp32" if dtype is None else dtype.value,
+            dialect="standard" if ep is None else "ort",
+        )
     except api.NotProvedError as error:
         _stop(ENVIRONMENT if error.proof.holds else WRONG, f"{error}; nothing was written")
+    for note in built.notes:
+        print(_plain(note))
     for path in built.files:
         print(f"{path}  {path.stat().st_size:,} bytes")
     print(built.line)

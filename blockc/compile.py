@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import blockc
 from blockc.algebra import Decoder, elaborate
@@ -15,6 +15,9 @@ from blockc.ops import Array
 from blockc.passes import Fused, fuse, last_token, verify, with_cache
 from blockc.source import SpecError, finding
 from blockc.spec import Spec, resolved_text
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 Logits = Literal["all", "last"]
 Dtype = Literal["fp32", "fp16", "bf16"]
@@ -97,12 +100,19 @@ class Compiled:
         dialect: Dialect = "standard",
     ) -> bytes:
         """The model, its parameters as graph inputs, or these arrays inside it."""
-        from blockc.emit.onnx import emit, in_memory, serialised
+        from blockc.emit.onnx import in_memory
+
+        return self.lowered(None if weights is None else in_memory(weights, dtype), logits, dtype, dialect)
+
+    def lowered(
+        self, tensors: Mapping[str, ir.TensorProtocol] | None, logits: Logits, dtype: Dtype, dialect: Dialect
+    ) -> bytes:
+        """The model with these tensors as its initialisers, wherever they lie."""
+        from blockc.emit.onnx import emit, serialised
         from blockc.emit.ort import SWAPS
 
-        held = None if weights is None else in_memory(weights, dtype)
         swaps = SWAPS if dialect == "ort" else None
-        return serialised(emit(self.flat(dialect, logits), self.metadata, held, dtype, swaps))
+        return serialised(emit(self.flat(dialect, logits), self.metadata, tensors, dtype, swaps))
 
 
 def compiled(spec: Spec) -> Compiled:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +24,7 @@ Shape = tuple[int, ...]
 
 MAX_HEADER = 100_000_000  # bytes; the format's own bound
 MAX_RANK = 8
+CHUNK = 1 << 22  # numbers that are read at a time
 DTYPES = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
     "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2",
@@ -33,22 +36,102 @@ class CheckpointError(Exception):
     """Weights that are not what they should be: a file at fault, or tensors that do not fit the rules."""
 
 
+@dataclass(frozen=True)
+class FileFacts:
+    """What tells whether a file is still the one that was read: its size, its time, and the hash of its header."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+    header: str  # sha256, hexadecimal
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """As a manifest has them: no path of this machine."""
+        return {"name": self.path.name, "size": self.size, "mtime_ns": self.mtime_ns, "header_sha256": self.header}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as it lies in its file: `length` bytes of the dtype `word` from `offset` on."""
+
+    path: Path
+    offset: int
+    length: int
+    word: str
+    shape: Shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of what is read from it."""
+        return np.dtype(np.float32 if self.word == "BF16" else DTYPES[self.word])
+
+    def raw(self, step: int = CHUNK) -> Iterator[Array]:
+        """The numbers as they are stored, flat and piece by piece; bf16 as bits. Nothing is mapped or kept."""
+        left = math.prod(self.shape)
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            while left:
+                part = np.fromfile(file, DTYPES[self.word], min(step, left))
+                if not part.size:
+                    raise CheckpointError(f"{self.path} has become shorter while it was read")
+                left -= part.size
+                yield part
+
+    def chunks(self) -> Iterator[Array]:
+        return (widened(part, self.word) for part in self.raw())
+
+    def read(self) -> Array:
+        (whole,) = self.raw(math.prod(self.shape))
+        return widened(whole, self.word).reshape(self.shape)
+
+
+def widened(flat: Array, word: str) -> Array:
+    """bf16 as float32; all else as it is."""
+    if word != "BF16":
+        return flat
+    wide = flat.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
 def read_safetensors(path: Path) -> dict[str, Array]:
     """Tensors by name, of a .safetensors file or of a folder that holds model.safetensors or its index.
 
     bf16 comes as float32; all else as read-only views of the mapped file. Raises CheckpointError.
     """
+    tensors, files = stored(path)
+    maps = {file.path: np.asarray(np.memmap(file.path, np.uint8, "r")) for file in files if file.size}
+    spans = {name: maps[t.path][t.offset : t.offset + t.length].view(DTYPES[t.word]) for name, t in tensors.items()}
+    return {name: widened(spans[name], t.word).reshape(t.shape) for name, t in tensors.items()}
+
+
+def stored(path: Path) -> tuple[dict[str, Stored], list[FileFacts]]:
+    """Where each tensor lies, and the files: of what `read_safetensors` takes. Headers alone are read."""
     try:
         if not path.is_dir():
-            return _file(path)
+            return files_stored([path])
         if (path / "model.safetensors").is_file():
-            return _file(path / "model.safetensors")
+            return files_stored([path / "model.safetensors"])
         return _sharded(path / "model.safetensors.index.json")
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from None
 
 
-def _sharded(index: Path) -> dict[str, Array]:
+def files_stored(paths: Iterable[Path]) -> tuple[dict[str, Stored], list[FileFacts]]:
+    """The same of these files together; no tensor may stand in two of them."""
+    tensors: dict[str, Stored] = {}
+    files: list[FileFacts] = []
+    for path in paths:
+        facts, found = _file(path)
+        files.append(facts)
+        if twice := tensors.keys() & found.keys():
+            raise CheckpointError(f"{path}: tensor {shown(min(twice))} stands in another file too")
+        tensors |= found
+    return tensors, files
+
+
+def _sharded(index: Path) -> tuple[dict[str, Stored], list[FileFacts]]:
     if not index.is_file():
         raise CheckpointError(f"{index.parent} holds neither model.safetensors nor {index.name}")
     if index.stat().st_size > MAX_HEADER:
@@ -56,46 +139,48 @@ def _sharded(index: Path) -> dict[str, Array]:
     shards = _object(_json(index.read_bytes(), index).get("weight_map"))
     if odd := [s for s in shards.values() if not re.fullmatch(r"[A-Za-z0-9_.-]+\.safetensors", str(s))] or not shards:
         raise CheckpointError(f"{index}: weight_map gives each tensor a .safetensors file beside it, not {shown(odd)}")
-    tensors: dict[str, Array] = {}
+    tensors: dict[str, Stored] = {}
+    files: list[FileFacts] = []
     for shard in sorted({str(shard) for shard in shards.values()}):
-        for name, array in _file(index.parent / shard).items():
-            if shards.get(name) != shard:
-                raise CheckpointError(f"{index}: tensor {shown(name)} of {shard} is not placed there")
-            tensors[name] = array
+        facts, found = _file(index.parent / shard)
+        files.append(facts)
+        if stray := [name for name in found if shards.get(name) != shard]:
+            raise CheckpointError(f"{index}: tensor {shown(stray[0])} of {shard} is not placed there")
+        tensors |= found
     if absent := shards.keys() - tensors.keys():
         raise CheckpointError(f"{index}: no file holds {', '.join(map(shown, sorted(absent)))}")
-    return tensors
+    return tensors, files
 
 
-def _file(path: Path) -> dict[str, Array]:
+def _file(path: Path) -> tuple[FileFacts, dict[str, Stored]]:
     """8 bytes of header length, a JSON header, and the tensors' bytes without holes."""
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: not a .safetensors file; pickled weights (.bin, .pt) are never opened")
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        status = os.fstat(file.fileno())
+        size = status.st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(MAX_HEADER, size - 8):
             raise CheckpointError(f"{path}: a header of {length} bytes in a file of {size}")
-        header = _json(file.read(length), path)
-        start = 8 + length
-        data = np.asarray(np.memmap(file, np.uint8, "r", start)) if size > start else np.empty(0, np.uint8)
+        text = file.read(length)
+    header = _json(text, path)
+    start = 8 + length
     header.pop("__metadata__", None)
-    tensors: dict[str, Array] = {}
+    tensors: dict[str, Stored] = {}
     end = 0
     for begin, stop, name, dtype, shape in sorted(_span(path, name, entry) for name, entry in header.items()):
         if begin != end:
             fault = "overlaps the one before it" if begin < end else f"stands behind a hole of {begin - end} bytes"
             raise CheckpointError(f"{path}: tensor {shown(name)} {fault}")
-        if stop > data.size:
-            raise CheckpointError(f"{path} is truncated: tensor {shown(name)} ends at byte {stop} of {data.size}")
-        end, flat = stop, data[begin:stop].view(DTYPES[dtype])
-        wide = (flat.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else flat
-        tensors[name] = wide.reshape(shape)
-    if end != data.size:
-        raise CheckpointError(f"{path}: a hole of {data.size - end} bytes behind the last tensor")
-    return tensors
+        if stop > size - start:
+            raise CheckpointError(f"{path} is truncated: tensor {shown(name)} ends at byte {stop} of {size - start}")
+        end = stop
+        tensors[name] = Stored(path, start + begin, stop - begin, dtype, shape)
+    if end != size - start:
+        raise CheckpointError(f"{path}: a hole of {size - start - end} bytes behind the last tensor")
+    return FileFacts(path, size, status.st_mtime_ns, hashlib.sha256(text).hexdigest()), tensors
 
 
 def _span(path: Path, name: str, entry: object) -> tuple[int, int, str, str, Shape]:

@@ -13,18 +13,20 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from blockc.ir import Function, Param, functions, parameters
 from blockc.layouts import Item, Layout, LayoutError, layout, read_layout
-from blockc.ops import Array, Attention
+from blockc.ops import Array, Attention, Rotary, RotaryInterleaved
 from blockc.safetensors import CheckpointError, read_safetensors, shown, write_safetensors
 
 __all__ = [
-    "CheckpointError", "Layout", "LayoutError", "Pattern", "Patterns", "Rule", "Rules", "group_sizes", "layout", "pack",
-    "patterns", "random_parameters", "read_layout", "read_safetensors", "rules", "unpack", "write_safetensors",
+    "CheckpointError", "Layout", "LayoutError", "Matched", "Pattern", "Patterns", "Rule", "Rules", "group_sizes",
+    "layout", "matched", "misfit", "pack", "parted", "patterns", "random_parameters", "read_layout", "read_safetensors",
+    "rules", "unpack", "untied", "write_safetensors",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -40,6 +42,7 @@ class Pattern:
     axis: int
     transpose: bool
     layers: tuple[int, ...]
+    permuted: int = 0  # heads whose rows the file has interleaved
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Rule:
     axis: int
     transpose: bool
     shapes: tuple[Shape, ...]  # of the targets
+    permuted: int = 0  # heads whose rows the file has interleaved, where rope turns halves
 
     @property
     def joined(self) -> Shape:
@@ -85,6 +89,11 @@ class Rule:
     def turned(self) -> bool:
         """Vectors are stored as they are."""
         return self.transpose and len(self.shapes[0]) >= 2
+
+    @property
+    def plain(self) -> bool:
+        """The file has the parameter's own bytes, under another name."""
+        return len(self.targets) == 1 and not self.turned and not self.permuted
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,7 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
     """
     params = parameters(function)
     layers = sorted({int(found[1]) for path in params if (found := re.match(r"layers\.(\d+)\.", path))})
+    neighbours = _turns_neighbours(function)
     held: list[Pattern] = []
     faults: list[str] = []
     for item in layout.items:
@@ -132,18 +142,30 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
             elif len(absent) < len(targets):
                 faults.append(f"{item.name.format(i=i)} joins {', '.join(targets)}: no parameter {', '.join(absent)}")
         if spots:
-            groups, misfit = _groups(item, spots, params, sizes)
+            permuted_by = item.permute_rope if neighbours != {True} else None
+            unit = item if permuted_by is None else replace(item, groups=permuted_by)
+            groups, misfit = _groups(unit, spots, params, sizes)
+            if permuted_by is not None and len(neighbours) > 1:
+                misfit.append(f"{item.name} is permuted for one pairing of rope, and there are two here")
             where = tuple(spots) if "{i}" in item.name else ()
             faults.extend(misfit)
-            held.append(Pattern(item.name, item.targets, groups, item.axis, item.transpose, where))
+            joined, permuted = (groups, 0) if permuted_by is None else (1, groups)
+            held.append(Pattern(item.name, item.targets, joined, item.axis, item.transpose, where, permuted))
     names, covered = _counted(held)
-    faults.extend(f"two lines of the layout hold for {name}" for name, n in (names + covered).items() if n > 1)
+    twice = [name for counted in (names, covered) for name, n in counted.items() if n > 1]
+    faults.extend(f"two lines of the layout hold for {name}" for name in twice)
     faults.extend(f"no tensor of the layout gives {path}" for path in params if path not in covered)
     tied = {name: target for name, target in layout.tied.items() if name not in names}
     faults.extend(f"{name} is tied to {to}, which is no parameter" for name, to in tied.items() if to not in params)
     if faults:
         raise LayoutError("\n  ".join([f"the layout {layout.name} does not fit:", *faults]))
     return Patterns(tuple(held), tied, layout.ignored, layout.prefixes)
+
+
+def _turns_neighbours(function: Function) -> set[bool]:
+    """Of each rotation: where rope turns neighbours, rows that a file has interleaved stay as they are."""
+    ops = (n.op for inner in functions(function) for n in inner.nodes)
+    return {isinstance(op, RotaryInterleaved) for op in ops if isinstance(op, Rotary | RotaryInterleaved)}
 
 
 def _counted(held: Iterable[Pattern]) -> tuple[Counter[str], Counter[str]]:
@@ -180,7 +202,7 @@ def rules(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Rules
         for i in p.layers or (0,):
             targets = tuple(target.format(i=i) for target in p.targets)
             shapes = tuple(params[target].shape for target in targets)
-            made.append(Rule(p.name.format(i=i), targets, p.groups, p.axis, p.transpose, shapes))
+            made.append(Rule(p.name.format(i=i), targets, p.groups, p.axis, p.transpose, shapes, p.permuted))
     return Rules(tuple(made), held)
 
 
@@ -197,7 +219,14 @@ def _joined(rule: Rule, parts: list[Array]) -> Array:
     if len(parts) > 1:
         grouped = [_grouped(part, rule) for part in parts]
         whole = np.concatenate(grouped, axis=rule.axis + 1).reshape(rule.joined)
+    if rule.permuted:
+        whole = _exchanged(whole, rule.permuted, 2)
     return np.swapaxes(whole, -1, -2) if rule.turned else whole
+
+
+def _exchanged(array: Array, heads: int, inner: int) -> Array:
+    """Rows of each head, seen as [inner, n / inner] and turned: 2 interleaves halves, half a head undoes it."""
+    return array.reshape(heads, inner, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
 def _grouped(array: Array, rule: Rule) -> Array:
@@ -210,26 +239,63 @@ def unpack(rules: Rules, tensors: Mapping[str, Array]) -> dict[str, Array]:
 
     Raises CheckpointError listing all that is missing, extra, of another shape, or unlike what it is tied to.
     """
+    match = matched(rules, tensors)
+    faults = list(match.faults)
+    params: dict[str, Array] = {}
+    for name, rule in match.named.items():
+        if name in tensors and tensors[name].shape == rule.shape:
+            params.update(zip(rule.targets, parted(rule, tensors[name]), strict=True))
+    for name, target in match.tied.items():
+        if target in params and not np.array_equal(tensors[name], params[target]):
+            faults.append(untied(name, target))
+    if faults:
+        raise misfit(faults)
+    return params
+
+
+class Shaped(Protocol):
+    """What is known of a tensor before it is read."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The rules under the names that a checkpoint has, what of it is tied to a parameter, and all that does not fit."""
+
+    named: Mapping[str, Rule]
+    tied: Mapping[str, str]
+    faults: tuple[str, ...]
+
+
+def matched(rules: Rules, tensors: Mapping[str, Shaped]) -> Matched:
+    """Names, shapes and types alone: nothing is read."""
     held = rules.patterns
     prefix = max(held.prefixes or ("",), key=lambda p: sum(held.spelled(rule.name, p) in tensors for rule in rules))
     named = {held.spelled(rule.name, prefix): rule for rule in rules}
     tied = {held.spelled(name, prefix): target for name, target in held.tied.items()}
     shapes = {name: rule.shape for name, rule in named.items()}
     faults = [*_misfits(shapes, tensors), *_extra(_left(tensors, {*named, *tied}, held, prefix))]
-    params: dict[str, Array] = {}
-    for name, rule in named.items():
-        if name in tensors and tensors[name].shape == rule.shape:
-            params.update(zip(rule.targets, _parted(rule, tensors[name]), strict=True))
-    for name, target in tied.items():
-        if name in tensors and target in params and not np.array_equal(tensors[name], params[target]):
-            faults.append(f"untied: {name} differs from {target}, which it is tied to")
-    if faults:
-        raise CheckpointError("\n  ".join(["the checkpoint does not fit the layout:", *faults]))
-    return params
+    return Matched(named, {name: target for name, target in tied.items() if name in tensors}, tuple(faults))
 
 
-def _parted(rule: Rule, array: Array) -> list[Array]:
+def untied(name: str, target: str) -> str:
+    return f"untied: {name} differs from {target}, which it is tied to"
+
+
+def misfit(faults: Iterable[str]) -> CheckpointError:
+    return CheckpointError("\n  ".join(["the checkpoint does not fit the layout:", *faults]))
+
+
+def parted(rule: Rule, array: Array) -> list[Array]:
+    """The parameters that a tensor of the file holds."""
     whole = np.swapaxes(array, -1, -2) if rule.turned else array
+    if rule.permuted:
+        return [_exchanged(whole, rule.permuted, rule.joined[0] // rule.permuted // 2)]
     if len(rule.targets) == 1:
         return [whole]
     ends = np.cumsum([shape[rule.axis] // rule.groups for shape in rule.shapes])
@@ -244,7 +310,7 @@ def _left(tensors: Iterable[str], known: set[str], held: Patterns, prefix: str) 
     return (name for name in tensors if name not in known and not ignored.fullmatch(name))
 
 
-def _misfits(wanted: Mapping[str, Shape], got: Mapping[str, Array]) -> Iterator[str]:
+def _misfits(wanted: Mapping[str, Shape], got: Mapping[str, Shaped]) -> Iterator[str]:
     for name, shape in wanted.items():
         if name not in got:
             yield f"missing: {name} {shape}"

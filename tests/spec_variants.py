@@ -24,6 +24,9 @@ parts:
   halfway_norm: {norm: {type: layer, eps: 1e-6, bias: true}}
 """
 
+HEADWISE = "qk_norm: {over: head, weights: shared}"
+OFFSET = "norm: {type: rms, eps: 1e-5, offset: 1, placement: branch}"
+
 
 def two(a: str, b: str, *top: str) -> str:
     """Layers of two kinds by turns, and other keys."""
@@ -42,9 +45,16 @@ VARIANTS = {
     "sines": "positions: {type: sinusoidal}\nhead: {tied: false, softcap: 30}",
     "partial dims": rope(", dims: 2"),
     "partial pairs": rope(f", pairs: 1, {LLAMA3}"),
+    "neighbours": rope(", dims: 2").replace("half", "interleaved"),
+    "other pairing": two("", "attention: {rope: {pairing: interleaved}}", rope()),
+    "one norm": "norm: {type: layer, eps: 1e-5, bias: true, placement: parallel_one}\nhead: {tied: true, bias: true}",
     "both ways": "attention: {heads: 2, causal: false}",
     "sizes": "attention: {heads: 4, kv_heads: 2, head_dim: 6, scale: 0.25, softcap: 5, bias: [o, q], window: 4}",
     "text": 'description: "a: b\\n  # c\\n{{ 7*7 }} \\u00e9 \\U0001F600 1e5"\nname: "1e5"\ncheckpoint: "0o17"',
+    "norms of heads": "attention: {heads: 2, qk_norm: {over: head, weights: shared}}",
+    "norms of projections": f"{OFFSET}\nattention: {{heads: 2, kv_heads: 1, qk_norm: {{over: projection}}}}",
+    "other norms of heads": two("norm: {eps: 0.01}", f"attention: {{{HEADWISE}}}"),
+    "norms of heads in a part": f"parts: {{wide: {{attention: {{{HEADWISE}}}}}}}\n{BARE}block: [attention, wide, mlp]",
     "five and one": "depth: 6\nlayers: {pattern: [{local: 5}, global], "
     "kinds: {local: {attention: {window: 4}}, global: {}}}",
     "no window in one": two("", "attention: {window: none}", "attention: {heads: 2, window: 4}"),

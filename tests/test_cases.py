@@ -22,6 +22,7 @@ from onnx import TensorProto, helper
 from transformers import GPTNeoXConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
+from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as turned_as_gptj
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from blockc import interp
@@ -33,7 +34,16 @@ from blockc.proof.matrix import compare
 from blockc.proof.runners import Onnx, Oracle, Runner, Torch
 from blockc.source import SpecError, override, parse
 from blockc.spec import from_tree
-from blockc.weights import random_parameters
+from blockc.weights import (
+    group_sizes,
+    layout,
+    pack,
+    random_parameters,
+    read_safetensors,
+    rules,
+    unpack,
+    write_safetensors,
+)
 
 BASE = """\
 blockc: 1
@@ -326,6 +336,73 @@ def test_partial_rotation_turns_the_right_partners_in_every_backend(part: str) -
             np.testing.assert_allclose(got[0, :, 3], wanted, atol=3e-6)
         assert np.abs(turned_by_hand(before, 3, "pairs") - turned_by_hand(before, 3, "dims")).max() > 0.1
     agree(made)
+
+
+# 8. Which coordinates are pairs
+
+PAIRED = BASE.replace("heads: 4,", "heads: 8,").replace("theta: 100,", "theta: 10000,")
+NEIGHBOURS = PAIRED.replace("pairing: half", "pairing: interleaved")
+TO_NEIGHBOURS = [0, 4, 1, 5, 2, 6, 3, 7]  # of a head of 8: each half's next coordinate by turns
+
+
+def paired_by_transformers(x: Array, position: int, pairing: str) -> Array:
+    """A head of 8 as Llama turns it, and as GPT-J does."""
+    angles = torch.tensor(position * 10000.0 ** (-np.arange(4) / 4))
+    head = torch.from_numpy(x)
+    if pairing == "half":
+        both = torch.cat((angles, angles))[None, None]
+        return apply_rotary_pos_emb(head[None, None], head[None, None], both.cos(), both.sin())[0][0, 0].numpy()
+    return turned_as_gptj(head[None, :, None], angles.sin()[None, None], angles.cos()[None, None])[0, :, 0].numpy()
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_each_pairing_turns_the_references_partners_in_every_backend(pairing: str) -> None:
+    made = said(text=PAIRED if pairing == "half" else NEIGHBOURS)
+    ids = ids_for(made, 6, rows=1)
+    for which in "qk":
+        before = watched(made, ids, weights(made))[f"layers.0.attention.{which}_heads"][0, :, 3]
+        wanted, other = (
+            paired_by_transformers(before, 3, p) for p in sorted(("half", "interleaved"), key=pairing.__ne__)
+        )
+        assert np.abs(wanted - other).max() > 0.1
+        for got in everywhere(made, ids, f"layers.0.attention.{which}_rotated"):
+            np.testing.assert_allclose(got[0, :, 3], wanted, atol=3e-6)
+    agree(made)
+
+
+def neighbourly(params: dict[str, Array]) -> dict[str, Array]:
+    """The rows of q and k in the order in which neighbours are what halves were."""
+    moved = dict(params)
+    for path, array in params.items():
+        if path.endswith(("attention.q.weight", "attention.k.weight")):
+            moved[path] = array.reshape(-1, 8, array.shape[-1])[:, TO_NEIGHBOURS].reshape(array.shape)
+    return moved
+
+
+def test_the_pairings_are_one_model_with_its_rows_in_another_order() -> None:
+    half, neighbours = said(text=PAIRED), said(text=NEIGHBOURS)
+    ids, params = ids_for(half, 12), weights(half)
+    wanted = watched(half, ids, params)["logits"]
+    assert distance(wanted, watched(neighbours, ids, neighbourly(params))["logits"]) < 1e-9
+    assert distance(wanted, watched(neighbours, ids, params)["logits"]) > 1e-2
+
+
+@pytest.mark.parametrize("text", [PAIRED, NEIGHBOURS], ids=["half", "interleaved"])
+def test_what_is_written_and_read_again_is_what_it_was(text: str, tmp_path: Path) -> None:
+    """Out, in, out: the same tensors, and from the file the same logits. No import permutes rows by a guess."""
+    made = said("checkpoint=llama", text=text)
+    held, params = rules(layout("llama"), made.function, group_sizes(made.function)), weights(made)
+    packed = pack(held, {path: array.astype(np.float32) for path, array in params.items()})
+    write_safetensors(tmp_path / "model.safetensors", packed)
+    again = unpack(held, read_safetensors(tmp_path / "model.safetensors"))
+    packed_again = pack(held, again)
+    assert packed_again.keys() == packed.keys()
+    assert all(np.array_equal(packed_again[name], array) for name, array in packed.items())
+    ids = ids_for(made, 12)
+    model = torch_runner(made).module.Model.load(tmp_path)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(ids)).logits.numpy()
+    assert distance(watched(made, ids, params)["logits"], logits) < 3e-5
 
 
 # 9. Layers of unlike head_dim

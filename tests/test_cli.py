@@ -49,7 +49,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_check_all_specs_is_clean() -> None:
     done = run("check", "specs/")
     assert done.returncode == 0
-    assert done.stdout.count(": ok") == 9
+    assert done.stdout.count(": ok") == len(list((ROOT / "specs").glob("*.yaml"))) > 0
 
 
 def test_check_points_at_the_value(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from blockc import interp
+from blockc import api, interp
 from blockc.compile import Compiled, compiled
 from blockc.emit.onnx import emit, serialised
 from blockc.ir import Function, Node, node, parameters
@@ -283,3 +283,26 @@ def test_probe_several_new_tokens_on_a_past_take_one_row() -> None:
 def test_rotary_fields_say_what_is_turned() -> None:
     turned = [n.op.rotary for n in twin("pythia-410m").fused.function.nodes if isinstance(n.op, GroupQueryAttention)]
     assert turned == [Rotary(16, 64)] * 2
+
+
+# From the command line to a folder that is checked as it lies there
+
+
+def test_a_build_for_a_provider_is_proved_as_it_lies_there(tmp_path: Path) -> None:
+    model = twin("llama3-8b")
+    built = api.build(model, tmp_path, proof=False, dialect="ort")
+    assert built.notes == ("left unfused, 1 times: it reads no sum",)
+    checked = api.verify(tmp_path)
+    assert checked.proof is not None
+    assert checked.proof.complete, checked.proof.table()
+    data = (tmp_path / "model.onnx").read_bytes()
+    assert ops(data)["GroupQueryAttention"] == 2
+    proto = onnx.load_from_string(data)
+    norm = next(n for n in proto.graph.node if n.name.startswith("/layers/1/mlp_norm/Skip"))
+    norm.attribute[0].f = 1e-2
+    planted = prove(model, model_onnx=proto.SerializeToString(), dialect="ort")
+    wrong = [row for row in planted.rows if not row.holds]
+    assert {row.backend for row in wrong} == {"onnxruntime, fused"}
+    full_run = next(row for row in wrong if row.variant == "full")
+    assert full_run.error > 10 * TOLERANCE["float32"]
+    assert full_run.differs == "layers.1.mlp_norm.normalised"

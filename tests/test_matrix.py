@@ -42,7 +42,16 @@ def proof(name: str) -> Proof:
 def held(name: str, backend: str) -> None:
     rows = [row for row in proof(name).rows if row.backend.startswith(backend)]
     variants = {row.variant for row in rows}
-    assert {"full", "padded left", "padded right", "chunked", "chunked, one row", "decode", "padded left, decode", "one token"} <= variants
+    assert {
+        "full",
+        "padded left",
+        "padded right",
+        "chunked",
+        "chunked, one row",
+        "decode",
+        "padded left, decode",
+        "one token",
+    } <= variants
     for row in rows:
         assert row.holds, row
         assert row.agreement == 1.0, row

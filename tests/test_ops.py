@@ -43,6 +43,7 @@ from blockc.ops import (
     QueryPositions,
     RmsNorm,
     Rotary,
+    RotaryInterleaved,
     RotaryTable,
     Sample,
     Silu,
@@ -52,6 +53,7 @@ from blockc.ops import (
     VisibleBothWays,
 )
 from blockc.ops.base import Elementwise
+from blockc.ops.fused import FUSED
 from blockc.weights import random_parameters
 
 TOLERANCE = 1e-5  # of the spread of what is compared
@@ -172,14 +174,14 @@ def test_every_op_is_listed_with_samples_of_its_own() -> None:
         return {cls}.union(*(below(c) for c in cls.__subclasses__()))
 
     defined = {op for op in below(Op) if op.__module__.startswith("blockc.ops")}
-    assert defined - {Op, Elementwise, Input, Call} == set(ALL)
+    assert defined - {Op, Elementwise, Input, Call} == {*ALL, *FUSED}
     assert len(ALL) == len(set(ALL))
-    for op in ALL:
+    for op in (*ALL, *FUSED):
         assert op.samples()
         assert all(type(sample.op) is op for sample in op.samples())
 
 
-@pytest.mark.parametrize("op", ALL, ids=lambda op: op.__name__)
+@pytest.mark.parametrize("op", [*ALL, *FUSED], ids=lambda op: op.__name__)
 def test_an_op_says_its_mathematics_first_and_depends_on_few_things(op: type[Op]) -> None:
     first = (op.__doc__ or "").splitlines()[0]
     assert not first.startswith(f"{op.__name__}("), "the docstring is the one that dataclass writes"
@@ -231,6 +233,16 @@ def test_rotary_is_a_product_of_complex_numbers(width: int) -> None:
     half = width // 2
     turned = (x[..., :half] + 1j * x[..., half:width]) * np.exp(1j * angle)[:, None]
     np.testing.assert_allclose(y, np.concatenate((turned.real, turned.imag, x[..., width:]), axis=-1), atol=1e-12)
+
+
+@pytest.mark.parametrize("width", [16, 4])
+def test_neighbours_turn_as_complex_numbers_do(width: int) -> None:
+    x, angle = np.random.RandomState(0).randn(2, 5, 3, 16), np.random.RandomState(1).randn(2, 3, width // 2)
+    (y,) = RotaryInterleaved(width, 16).numpy((x, np.cos(angle), np.sin(angle)), ())
+    turned = (x[..., :width:2] + 1j * x[..., 1:width:2]) * np.exp(1j * angle)[:, None]
+    np.testing.assert_allclose(y[..., :width:2], turned.real, atol=1e-12)
+    np.testing.assert_allclose(y[..., 1:width:2], turned.imag, atol=1e-12)
+    np.testing.assert_array_equal(y[..., width:], x[..., width:])
 
 
 def test_rotary_tables_count_from_theta_and_stand_still_where_told() -> None:

@@ -65,6 +65,29 @@ BUGS = (
         "layers.0.attention.q_rotated",
     ),
     Bug(
+        "halves turned for neighbours",
+        "gpt-j-6b",
+        "a, b = x[..., ::2], x[..., 1::2]\n    cos, sin = cos[:, None], sin[:, None]\n"
+        "    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)",
+        "a, b = x.chunk(2, dim=-1)\n    cos, sin = cos[:, None], sin[:, None]\n"
+        "    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)",
+        "layers.0.attention.q_rotated",
+    ),
+    Bug(
+        "the MLP of a parallel block reads no norm",
+        "phi-2",
+        "mlp = self.mlp(norm)",
+        "mlp = self.mlp(x)",
+        "layers.0.mlp.up",
+    ),
+    Bug(
+        "keys not normed",
+        "qwen3-0.6b",
+        "k_norm = self.k_norm(k_heads)",
+        "k_norm = k_heads",
+        "layers.0.attention.k_norm",
+    ),
+    Bug(
         "rope position off by one in decode",
         "llama3-8b",
         "rotary_table(position_ids,",

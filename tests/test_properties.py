@@ -22,7 +22,7 @@ from blockc import interp
 from blockc.compile import Compiled, compiled
 from blockc.emit.onnx import emit, serialised
 from blockc.ir import Function, Node, Value, called, inline, is_call, parameters
-from blockc.ops import Add, Array, Attention, MergeHeads, RmsNorm, Rotary, RotaryTable, SplitHeads
+from blockc.ops import Add, Array, Attention, MergeHeads, RmsNorm, Rotary, RotaryInterleaved, RotaryTable, SplitHeads
 from blockc.shrink import shrink
 from blockc.source import Mapping, override
 from blockc.spec import Spec, from_tree, load
@@ -30,9 +30,10 @@ from blockc.weights import random_parameters
 
 SPECS = sorted((Path(blockc.__file__).parent.parent / "specs").glob("*.yaml"))
 NAMES = [path.stem for path in SPECS]
-ROPE = ["gemma2-9b", "llama3-70b", "llama3-8b", "llama3.1-405b", "pythia-410m"]
+ROPE = ["gemma2-9b", "gpt-j-6b", "llama3-70b", "llama3-8b", "llama3.1-405b", "phi-2", "pythia-410m"]
 ADDED = ["gpt2", "gpt3-175b", "transformer2017"]
-GROUPED = ["gemma2-9b", "llama3-70b", "llama3-8b", "llama3.1-405b"]
+GROUPED = ["gemma2-9b", "llama3-70b", "llama3-8b", "llama3.1-405b", "mistral-7b", "qwen3-0.6b", "smollm2-135m"]
+TURNS = Rotary | RotaryInterleaved
 T = 13  # beyond a twin's window
 EXACT = 1e-9
 
@@ -208,8 +209,8 @@ def test_one_causal_layer_is_blind_to_the_order_of_what_came_before(
 
 # 4. The stream is a sum
 
-WRITERS = {"pre": ("attention", "mlp"), "parallel_two": ("attention", "mlp"), "post": ("attention", "mlp"),
-           "sandwich": ("attention_post_norm", "mlp_post_norm")}  # fmt: skip
+BARE, NORMED = ("attention", "mlp"), ("attention_post_norm", "mlp_post_norm")
+WRITERS = {"pre": BARE, "post": BARE, "parallel_one": BARE, "parallel_two": BARE, "sandwich": NORMED, "branch": NORMED}
 
 
 @pytest.mark.parametrize(
@@ -316,7 +317,7 @@ def rotated(made: Compiled, params: dict[str, Array]) -> dict[str, Array]:
 def test_rope_keeps_the_length_of_every_pair_and_moves_all_but_the_first_token(name: str) -> None:
     made = twin(name)
     seen = rotated(made, weights(name))
-    op = next(n.op for n in inline(made.function).nodes if isinstance(n.op, Rotary))
+    op = next(n.op for n in inline(made.function).nodes if isinstance(n.op, TURNS))
     half = op.width // 2
     for layer in range(made.spec.top.depth):
         for which in "qk":
@@ -324,7 +325,7 @@ def test_rope_keeps_the_length_of_every_pair_and_moves_all_but_the_first_token(n
             after = seen[f"layers.{layer}.attention.{which}_rotated"]
             assert np.abs(np.linalg.norm(before, axis=-1) - np.linalg.norm(after, axis=-1)).max() < EXACT
             for i in range(half):
-                pair = [i, i + half]
+                pair = [i, i + half] if isinstance(op, Rotary) else [2 * i, 2 * i + 1]
                 lengths = (np.linalg.norm(a[..., pair], axis=-1) for a in (before, after))
                 np.testing.assert_allclose(next(lengths), next(lengths), atol=EXACT)
             np.testing.assert_allclose(before[:, :, 0], after[:, :, 0], atol=EXACT)
@@ -338,17 +339,17 @@ def test_rope_turns_queries_and_keys_only(name: str) -> None:
     for n in graph.nodes:
         if isinstance(n.op, Attention):
             q, k, v, _ = n.inputs
-            assert isinstance(q.node.op, Rotary)
-            assert isinstance(k.node.op, Rotary)
+            assert isinstance(q.node.op, TURNS)
+            assert isinstance(k.node.op, TURNS)
             assert isinstance(v.node.op, SplitHeads)
-    turned = [n.inputs[0].node.inputs[0].node.name.rpartition(".")[2] for n in graph.nodes if isinstance(n.op, Rotary)]
+    turned = [n.inputs[0].node.inputs[0].node.name.rpartition(".")[2] for n in graph.nodes if isinstance(n.op, TURNS)]
     assert turned == ["q", "k"] * twin(name).spec.top.depth
 
 
 @pytest.mark.parametrize("name", ROPE)
 def test_the_product_of_query_and_key_depends_on_their_distance_alone(name: str) -> None:
     ops = [n.op for n in compiled(load(SPECS[NAMES.index(name)])).graph.nodes]
-    table, rotary = (next(op for op in ops if isinstance(op, kind)) for kind in (RotaryTable, Rotary))
+    table, rotary = (next(op for op in ops if isinstance(op, kind)) for kind in (RotaryTable, TURNS))
     random = np.random.RandomState(2)
     q, k = random.randn(2, rotary.head_dim)
 
@@ -361,7 +362,7 @@ def test_the_product_of_query_and_key_depends_on_their_distance_alone(name: str)
     for gap in (0, 1, 7, 500):
         values = [product(n + gap, n) for n in (0, 3, 64, 1200)]
         np.testing.assert_allclose(values, values[0], atol=1e-8)
-    assert abs(product(7, 0) - product(8, 0)) > 1e-2
+    assert abs(product(7, 0) - product(8, 0)) > 1e-3
     assert abs(product(7, 0) - product(0, 7)) > 1e-2
 
 

@@ -286,7 +286,7 @@ def table(r: Report) -> dict[str, Matrix]:
 @pytest.mark.parametrize(
     ("placement", "attention", "mlp"),
     [("pre", "norm(x)", "norm(x')"), ("post", "x", "norm(x')"), ("sandwich", "norm(x)", "norm(x')"),
-     ("parallel_two", "norm(x)", "norm(x)")],
+     ("branch", "x", "x'"), ("parallel_one", "norm(x)", "norm(x)"), ("parallel_two", "norm(x)", "norm(x)")],
 )  # fmt: skip
 def test_what_each_matrix_receives(placement: str, attention: str, mlp: str) -> None:
     found = {label: m.receives for label, m in table(shown("llama3-8b", f"norm.placement={placement}")).items()}
@@ -400,6 +400,22 @@ mlp_post_norm
 ├──→ mlp_norm ──→ mlp ──→ mlp_post_norm ──┐
 +←────────────────────────────────────────┘
 │ x''
+↓""",
+    "branch": """\
+│ x
+├──→ attention ──→ attention_post_norm ──┐
++←───────────────────────────────────────┘
+│ x'
+├──→ mlp ──→ mlp_post_norm ──┐
++←───────────────────────────┘
+│ x''
+↓""",
+    "parallel_one": """\
+│ x
+├──→ norm ──┬──→ attention ──+──┐
+│           └──→ mlp ────────┘  │
++←──────────────────────────────┘
+│ x'
 ↓""",
     "parallel_two": """\
 │ x

@@ -63,13 +63,25 @@ VALUES = [
     ("attention: {heads: 2, window: «0»}", "attention.window: too small", "more than 0"),
     ("attention: {heads: 2, window: «2.5»}", "attention.window: wrong kind of value", "an integer"),
     ("attention: {heads: 2, softcap: «0»}", "attention.softcap: too small", "more than 0"),
+    ("attention: {heads: 2, qk_norm: «true»}", "attention.qk_norm: wrong kind of value", "a mapping"),
+    (
+        "attention: {heads: 2, qk_norm: {over: «heads»}}",
+        "attention.qk_norm.over: not a word",
+        "one of head, projection",
+    ),
+    (
+        "attention: {heads: 2, qk_norm: {over: projection}}\n"
+        "norm: {type: «layer», eps: 1e-5, bias: true, placement: pre}",
+        "attention.qk_norm.type: not a word that is known here",
+        "rms",
+    ),
     ("attention: {heads: 2, rope: «true»}", "attention.rope: wrong kind of value", "a mapping"),
     ("attention: «2»", "attention: wrong kind of value", "a mapping"),
     ("«attention»: [heads, 2]", "attention: wrong kind of value", "a mapping"),
     (f"attention: {{heads: 2, rope: {{{ROPE}, dims: «0»}}}}", "attention.rope.dims: too small", "more than 0"),
     ("attention: {heads: 2, rope: {theta: «0», pairing: half}}", "attention.rope.theta: too small", "more than 0"),
     ("attention: {heads: 2, rope: {theta: «-1e4», pairing: half}}", "attention.rope.theta: too small", "more than 0"),
-    ("attention: {heads: 2, rope: {theta: 1e4, pairing: «full»}}", "attention.rope.pairing: not a word", "half"),
+    ("attention: {heads: 2, rope: {theta: 1e4, pairing: «full»}}", "rope.pairing: not a word", "one of half, inter"),
     (SCALED % "factor: «0», ", "attention.rope.scaling.factor: too small", "more than 0"),
     (SCALED % "factor: «-8», ", "attention.rope.scaling.factor: too small", "more than 0"),
     (SCALED % "factor: «true», ", "attention.rope.scaling.factor: wrong kind of value", "a number"),
@@ -91,6 +103,12 @@ VALUES = [
         "no such key",
     ),
     ("head: {tied: «1»}", "head.tied: wrong kind of value", "true or false"),
+    ("head: {tied: true, bias: «1»}", "head.bias: wrong kind of value", "true or false"),
+    (
+        "head: {tied: true, bias: «[head]»}".replace("«[head]»", "[head]").replace("bias", "«bias»"),
+        "head.bias: wrong",
+        "",
+    ),
     ("head: {tied: «none»}", "head.tied: wrong kind of value", "true or false"),
     ("head: «none»", "head: wrong kind of value", "a mapping"),
     ("head: {tied: true, softcap: «-1»}", "head.softcap: too small", "more than 0"),
@@ -175,7 +193,12 @@ MISSING = [
     ("", "head", "missing key head", "a mapping with tied"),
     ("", "attention", "missing key attention", ""),
     ("", "mlp", "missing key mlp", ""),
-    ("", "norm", "missing key norm", "norm.placement, one of pre, post, sandwich, parallel_two; or a block"),
+    (
+        "",
+        "norm",
+        "missing key norm",
+        "norm.placement, one of pre, post, sandwich, branch, parallel_one, parallel_two; or a block",
+    ),
     ("", "positions", "nothing says where a token stands", "positions or attention.rope"),
     ("«head»: {softcap: 4}", "", "missing key head.tied", "true or false"),
     ("«head»:\n  softcap: 4\n", "", "missing key head.tied", "true or false"),
@@ -183,11 +206,22 @@ MISSING = [
     ("«attention»: {}", "", "missing key attention.heads", "an integer"),
     ("attention: {heads: 2, «rope»: {pairing: half}}", "", "missing key attention.rope.theta", "a number"),
     ("attention: {heads: 2, «rope»: {theta: 1e4}}", "", "missing key attention.rope.pairing", "half"),
+    (
+        "attention: {heads: 2, «qk_norm»: {weights: shared}}",
+        "",
+        "missing key attention.qk_norm.over",
+        "one of head, proj",
+    ),
     ("«mlp»: {width: 4}", "", "missing key mlp.type", "one of swiglu, geglu"),
     ("«mlp»:\n  type: relu\n", "", "missing key mlp.width", "an integer"),
     ("«norm»: {type: rms, placement: pre}", "", "missing key norm.eps", "a number"),
     ("«norm»: {eps: 1e-5, placement: pre}", "", "missing key norm.type", "one of rms, layer"),
-    ("«norm»: {type: rms, eps: 1e-5}", "", "missing key norm.placement", "one of pre, post, sandwich, parallel_two"),
+    (
+        "«norm»: {type: rms, eps: 1e-5}",
+        "",
+        "missing key norm.placement",
+        "one of pre, post, sandwich, branch, parallel_one, parallel_two",
+    ),
     ("«positions»: {}", "", "missing key positions.type", "one of learned, sinusoidal"),
     ("«init»: {}", "", "missing key init.std", "a number"),
     ("«layers»: {pattern: [a]}", "", "missing key layers.kinds", "a mapping"),
@@ -237,6 +271,19 @@ TOGETHER = [
         "more than low_freq_factor 1",
         ("low_freq_factor",),
     ),
+    ("attention: {heads: 2, «qk_norm»: {over: head}}", "must say whose its weights are", "weights: shared", ()),
+    (
+        "attention: {heads: 2, qk_norm: {over: projection, weights: «shared»}}",
+        "attention.qk_norm: a norm over the projection has a weight for each of its numbers",
+        "no such key beside over: projection",
+        (),
+    ),
+    (
+        "attention: {heads: 2, «qk_norm»: {over: projection}}\nnorm: none\nblock: [attention, mlp]",
+        "there is no norm to take type and eps from",
+        "a norm, or type and eps here",
+        (),
+    ),
     ("mlp: {type: relu, width: 4, «bias»: [gate]}", "relu has no gate to bias", "up, down", ("the type is set here",)),
     (
         "norm: {type: rms, eps: 1e-5, «placement»: pre}\nblock: [mlp]",
@@ -285,7 +332,7 @@ def test_heads_need_not_divide_the_width_beside_a_head_dim() -> None:
     assert attention.resolved(1792).head_dim == 128
 
 
-@pytest.mark.parametrize("key", ["window", "softcap", "rope", "kv_heads", "head_dim", "scale", "bias"])
+@pytest.mark.parametrize("key", ["window", "softcap", "rope", "kv_heads", "head_dim", "scale", "bias", "qk_norm"])
 def test_none_is_what_absence_is(key: str) -> None:
     assert made(f"attention: {{heads: 2, {key}: none}}").decoder == made().decoder
 

@@ -26,6 +26,8 @@ TERMS = {
     "post": "[{residual: [attention]}, attention_post_norm, {residual: [mlp]}, mlp_post_norm]",
     "sandwich": "[{residual: [attention_norm, attention, attention_post_norm]}, "
     "{residual: [mlp_norm, mlp, mlp_post_norm]}]",
+    "branch": "[{residual: [attention, attention_post_norm]}, {residual: [mlp, mlp_post_norm]}]",
+    "parallel_one": "[{residual: [norm, {sum: [[attention], [mlp]]}]}]",
     "parallel_two": "[{residual: [{sum: [[attention_norm, attention], [mlp_norm, mlp]]}]}]",
 }
 

@@ -276,13 +276,16 @@ def test_the_rules_count_what_torch_counts(name: str, size: tuple[int, int, int]
 # Checkpoints
 
 LAID_OUT = {
-    "gemma2-9b": "gemma2", "gpt2": "gpt2", "llama3-8b": "llama", "pythia-410m": "gpt-neox",
+    "gemma2-9b": "gemma2", "gpt-j-6b": "gpt-j", "gpt2": "gpt2", "llama3-8b": "llama", "olmo2-7b": "olmo2",
+    "phi-2": "phi", "pythia-410m": "gpt-neox",
     "transformer2017": "",  # its own names
 }  # fmt: skip
 every_layout = pytest.mark.parametrize("name", LAID_OUT)
 PACKED = {
     "gemma2-9b": "model.layers.1.mlp.up_proj.weight", "gpt2": "transformer.h.1.attn.c_attn.weight",
     "llama3-8b": "model.layers.1.self_attn.k_proj.weight", "transformer2017": "layers.1.attention.k.weight",
+    "gpt-j-6b": "transformer.h.1.attn.k_proj.weight", "olmo2-7b": "model.layers.1.self_attn.k_proj.weight",
+    "phi-2": "model.layers.1.self_attn.dense.weight",
     "pythia-410m": "gpt_neox.layers.1.attention.query_key_value.weight",
 }  # fmt: skip
 

@@ -72,6 +72,10 @@ norm: {type: rms, eps: 1e-5, placement: pre}
 head: {tied: true}
 """
 )
+MISTRAL = LLAMA.replace("kv_heads: 2,", "kv_heads: 2, head_dim: 16, window: 8,").replace("5000", "10000")
+QWEN2 = LLAMA.replace("kv_heads: 2,", "kv_heads: 2, bias: [q, k, v],").replace("1e-5", "1e-6")
+QWEN3 = MISTRAL.replace("window: 8", "qk_norm: {over: head, weights: shared}")
+OLMO2 = LLAMA.replace("kv_heads: 2,", "kv_heads: 2, qk_norm: {over: projection},").replace("pre", "branch")
 GPT2 = (
     SIZES
     + """\
@@ -80,6 +84,24 @@ attention: {heads: 4, bias: [q, k, v, o]}
 mlp: {type: gelu_tanh, width: 256, bias: [up, down]}
 norm: {type: layer, eps: 1e-5, bias: true, placement: pre}
 head: {tied: true}
+"""
+)
+PHI = (
+    SIZES
+    + """\
+attention: {heads: 4, kv_heads: 2, bias: [q, k, v, o], rope: {theta: 10000, pairing: half, dims: 8}}
+mlp: {type: gelu_tanh, width: 96, bias: [up, down]}
+norm: {type: layer, eps: 1e-5, bias: true, placement: parallel_one}
+head: {tied: false, bias: true}
+"""
+)
+GPT_J = (
+    SIZES
+    + """\
+attention: {heads: 4, rope: {theta: 10000, pairing: interleaved, dims: 8}}
+mlp: {type: gelu_tanh, width: 256, bias: [up, down]}
+norm: {type: layer, eps: 1e-5, bias: true, placement: parallel_one}
+head: {tied: false, bias: true}
 """
 )
 GPT_NEOX = (
@@ -150,9 +172,26 @@ CASES = {
         **ALIKE, num_key_value_heads=2, rms_norm_eps=1e-5, tie_word_embeddings=True, head_dim=24, attention_bias=True,
         mlp_bias=True, **_rope(10000.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                original_max_position_embeddings=32))),
+    "mistral": Case("llama", MISTRAL, lambda: transformers.MistralConfig(
+        **ALIKE, num_key_value_heads=2, head_dim=16, sliding_window=8, rms_norm_eps=1e-5, tie_word_embeddings=False,
+        **_rope(10000.0))),
+    "qwen2": Case("llama", QWEN2, lambda: transformers.Qwen2Config(
+        **ALIKE, num_key_value_heads=2, use_sliding_window=False, rms_norm_eps=1e-6, tie_word_embeddings=False,
+        **_rope(5000.0))),
+    "qwen3": Case("llama", QWEN3, lambda: transformers.Qwen3Config(
+        **ALIKE, num_key_value_heads=2, head_dim=16, use_sliding_window=False, rms_norm_eps=1e-5,
+        tie_word_embeddings=False, **_rope(10000.0))),
+    "olmo2": Case("olmo2", OLMO2, lambda: transformers.Olmo2Config(
+        **ALIKE, num_key_value_heads=2, rms_norm_eps=1e-5, tie_word_embeddings=False, **_rope(5000.0))),
     "gpt2": Case("gpt2", GPT2, lambda: transformers.GPT2Config(
         vocab_size=128, n_positions=64, n_embd=64, n_layer=2, n_head=4, tie_word_embeddings=True, bos_token_id=1,
         eos_token_id=2)),
+    "phi": Case("phi", PHI, lambda: transformers.PhiConfig(
+        **ALIKE, num_key_value_heads=2, layer_norm_eps=1e-5, tie_word_embeddings=False, qk_layernorm=False,
+        hidden_act="gelu_new", **_rope(10000.0, partial_rotary_factor=0.5))),
+    "gpt-j": Case("gpt-j", GPT_J, lambda: transformers.GPTJConfig(
+        vocab_size=128, n_positions=64, n_embd=64, n_layer=2, n_head=4, rotary_dim=8, tie_word_embeddings=False,
+        bos_token_id=1, eos_token_id=2)),
     "gpt-neox": Case("gpt-neox", GPT_NEOX, lambda: transformers.GPTNeoXConfig(
         **ALIKE, tie_word_embeddings=False, hidden_act="gelu", use_parallel_residual=True,
         **_rope(10000.0, partial_rotary_factor=0.25))),
@@ -268,7 +307,7 @@ def test_gpt2_stacks_and_transposes() -> None:
 
 def test_a_layout_that_is_not_there_names_those_that_are() -> None:
     for name in ("lama", "../layouts/llama", "__init__", ""):
-        with pytest.raises(LayoutError, match="gemma2, gpt-neox, gpt2, llama"):
+        with pytest.raises(LayoutError, match="gemma2, gpt-j, gpt-neox, gpt2, llama, olmo2, phi"):
             layout(name)
 
 

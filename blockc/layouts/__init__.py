@@ -1,6 +1,6 @@
 """Checkpoint layouts: how a family of weight files names and packs its tensors. One data file a layout, read strictly.
 
-    tensors, layers   a name in the file: the parameter it holds, or {of: [...], groups, axis, transpose}
+    tensors, layers   a name in the file: the parameter it holds, or {of: [...], groups, axis, transpose, permute_rope}
     tied              a name that may be in the file: the parameter that it then equals
     ignore            a name known to be without effect: the reason
     prefix            alternatives; the first is the one that stands in the names of the layout
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import cast
 
 from blockc.source import Entry, Finding, Place, Scalar, Sequence, SpecError, Tree, finding, parse, plain, suggest
@@ -36,6 +37,7 @@ class Item:
     groups: int | str = 1
     axis: int = 0
     transpose: bool = False
+    permute_rope: str | None = None  # the heads whose rows are interleaved in the file and halves here
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,24 @@ class Layout:
 
 def layout(name: str) -> Layout:
     """The layout of this name. Raises LayoutError where there is none, SpecError where its file is at fault."""
-    folder = files("blockc").joinpath("layouts")
+    return _layout(name, files("blockc").joinpath("layouts"), ())
+
+
+def gguf_layout(architecture: str) -> Layout:
+    """The layout of GGUF files of an architecture: a folder of its own, as no model.py reads them."""
+    return _layout(architecture, files("blockc").joinpath("layouts", "gguf"), ("permute_rope",))
+
+
+def _layout(name: str, folder: Traversable, words: tuple[str, ...]) -> Layout:
     known = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     if name not in known:
         raise LayoutError(f"no checkpoint layout is named {name!r}; there are: {', '.join(known)}")
-    return read_layout(name, parse(folder.joinpath(f"{name}.yaml").read_bytes(), f"layouts/{name}.yaml"))
+    return read_layout(name, parse(folder.joinpath(f"{name}.yaml").read_bytes(), f"layouts/{name}.yaml"), words)
 
 
-def read_layout(name: str, tree: MappingTree) -> Layout:
-    """A layout's tree, every word understood or refused with its place."""
-    reader = _Reader()
+def read_layout(name: str, tree: MappingTree, words: tuple[str, ...] = ()) -> Layout:
+    """A layout's tree, every word understood or refused with its place. `words` are those that model.py cannot undo."""
+    reader = _Reader(words)
     top = reader.mapping(tree, WORDS)
     version = plain(top["layout"].value) if "layout" in top else None
     if type(version) is not int or version != 1:
@@ -78,7 +88,8 @@ def read_layout(name: str, tree: MappingTree) -> Layout:
 class _Reader:
     """Reads a layout's tree. Faults are gathered, so that one run shows all that is wrong."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: tuple[str, ...]) -> None:
+        self.how = ("of", "groups", "axis", "transpose", *words)
         self.faults: list[Finding] = []
 
     def wrong(self, place: Place, message: str, expected: str, got: object = "", hint: str = "") -> None:
@@ -141,12 +152,12 @@ class _Reader:
                 self.wrong(entry.key, "<p> on one side alone", "<p> in the file's name and in every parameter's")
             for kind in ("weight", "bias") if "{p}" in name else ("",):
                 targets = tuple(target.replace("{p}", kind) for target in item.targets)
-                yield Item(name.replace("{p}", kind), targets, item.groups, item.axis, item.transpose)
+                yield replace(item, name=name.replace("{p}", kind), targets=targets)
 
     def item(self, name: str, tree: Tree, under: str) -> Item:
         if isinstance(tree, Scalar):
             return Item(name, (under + self.name(tree.value, tree.place, ("<p>",)),))
-        entries = self.mapping(tree, ("of", "groups", "axis", "transpose"))
+        entries = self.mapping(tree, self.how)
         if "of" not in entries:
             self.wrong(tree.place, "no parameters are named", "of: [...]")
             return Item(name, ())
@@ -155,7 +166,22 @@ class _Reader:
         transpose = plain(entries["transpose"].value) if "transpose" in entries else False
         if not isinstance(transpose, bool):
             self.wrong(entries["transpose"].value.place, "transpose is yes or no", "true or false", transpose)
-        return Item(name, targets, groups, cast(int, self.number(entries, "axis", 0, 0)), transpose is True)
+        axis = cast(int, self.number(entries, "axis", 0, 0))
+        return Item(name, targets, groups, axis, transpose is True, self.permutation(entries, len(targets)))
+
+    def permutation(self, entries: dict[str, Entry], targets: int) -> str | None:
+        """The word permute_rope, of one parameter that nothing else is done to."""
+        if "permute_rope" not in entries:
+            return None
+        tree = entries["permute_rope"].value
+        word = plain(tree)
+        if not isinstance(word, str) or word not in GROUPS:
+            self.wrong(tree.place, "not a value of permute_rope", " or ".join(GROUPS), word)
+        elif targets > 1 or entries.keys() > {"of", "permute_rope"}:
+            self.wrong(tree.place, "permute_rope stands alone", "one parameter, neither joined nor transposed", word)
+        else:
+            return word
+        return None
 
     def number(
         self, entries: dict[str, Entry], key: str, absent: int, least: int, words: tuple[str, ...] = ()

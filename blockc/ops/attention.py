@@ -261,4 +261,4 @@ class TakeToken(Op):
 
 def _wrapped(function: str, arguments: str) -> str:
     """A call on one line, or with its arguments on a line of their own where the statement would be long."""
-    return f"{function}({arguments})" if len(function + arguments) <= 80 else f"{function}(\n    {arguments}\n)"
+    return f"{function}({arguments})" if len(function + arguments) <= 81 else f"{function}(\n    {arguments}\n)"

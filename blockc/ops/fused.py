@@ -181,7 +181,7 @@ class RotaryRows(Op):
 
 @dataclass(frozen=True)
 class GroupQueryAttention(Op):
-    """split heads, turn q and k at their slots, extend the cache, attend under the bias, join: one kernel
+    """y, key, value = join(attend([past, turned k], [past, v])), with q and k split and turned at their slots
 
     q (B, S, heads * d), k and v (B, S, kv_heads * d), the pasts (B, kv_heads, P, d), bias (B, 1, S, T), last (B),
     total (), and with rope slots (B, S), cos and sin (T, width/2) -> (B, S, heads * d), presents (B, kv_heads, T, d).

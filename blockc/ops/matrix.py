@@ -134,7 +134,8 @@ class RmsNorm(Elementwise):
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        return Sample(RmsNorm(8, 1e-5), (rand(2, 3, 8),)), Sample(RmsNorm(8, 1e-2, 1.0), (rand(2, 3, 8),))
+        x, heads = rand(2, 3, 8), rand(2, 5, 3, 8)
+        return Sample(RmsNorm(8, 1e-5), (x,)), Sample(RmsNorm(8, 1e-2, 1.0), (x,)), Sample(RmsNorm(8, 1e-5), (heads,))
 
 
 @dataclass(frozen=True)

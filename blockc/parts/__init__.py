@@ -3,7 +3,7 @@
 from blockc.parts.attention import Attention, Llama3, Rope
 from blockc.parts.base import Loc, Model, OrNone, Part, Piece, Problem, Scope, Shared
 from blockc.parts.mlp import Mlp
-from blockc.parts.norm import Norm
+from blockc.parts.norm import Norm, QkNorm
 from blockc.parts.position import Learned, Positions, Sine
 
 # The keys of a layer, each with the part that it describes: the one list of what there is.
@@ -12,5 +12,5 @@ PARTS: dict[str, type[Part]] = {"attention": Attention, "mlp": Mlp, "norm": Norm
 __all__ = [
     "PARTS",
     "Attention", "Learned", "Llama3", "Loc", "Mlp", "Model", "Norm", "OrNone", "Part", "Piece", "Positions", "Problem",
-    "Rope", "Scope", "Shared", "Sine",
+    "QkNorm", "Rope", "Scope", "Shared", "Sine",
 ]  # fmt: skip

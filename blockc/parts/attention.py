@@ -16,12 +16,14 @@ from blockc.ops import (
     Llama3Scaling,
     MergeHeads,
     Rotary,
+    RotaryInterleaved,
     RotaryTable,
     SplitHeads,
     Visible,
     VisibleBothWays,
 )
 from blockc.parts.base import NOTHING, Model, OrNone, Part, Problem, Scope, Shared
+from blockc.parts.norm import QkNorm
 from blockc.source import Place
 
 Positive = Annotated[int, Field(gt=0)]
@@ -58,7 +60,7 @@ class Rope(Model):
     """`dims: N` turns the first N coordinates with frequencies over N; `pairs: N` the first N pairs, over head_dim."""
 
     theta: PositiveFloat
-    pairing: Literal["half"]
+    pairing: Literal["half", "interleaved"]
     dims: OrNone[Positive] = None
     pairs: OrNone[Positive] = None
     scaling: OrNone[Llama3] = None
@@ -85,6 +87,11 @@ class Rope(Model):
     def width(self, head_dim: int) -> int:
         return self.dims if self.dims is not None else head_dim
 
+    def turn(self, head_dim: int) -> Rotary | RotaryInterleaved:
+        """The halves against each other, or each even coordinate with the odd one after it."""
+        op = {"half": Rotary, "interleaved": RotaryInterleaved}[self.pairing]
+        return op(self.width(head_dim), head_dim)
+
     def table(self, head_dim: int) -> RotaryTable:
         width = self.width(head_dim)
         moving = self.pairs if self.pairs is not None else width // 2
@@ -104,6 +111,7 @@ class Attention(Part):
     window: OrNone[Positive] = None
     rope: OrNone[Rope] = None
     softcap: OrNone[PositiveFloat] = None
+    qk_norm: OrNone[QkNorm] = None
 
     def resolved(self, width: int) -> Attention:
         head_dim = self.head_dim or width // self.heads
@@ -113,6 +121,7 @@ class Attention(Part):
             "scale": float(self.scale or head_dim**-0.5),
             "bias": tuple(m for m in ("q", "k", "v", "o") if m in self.bias),
             "rope": self.rope.resolved(head_dim) if self.rope else None,
+            "qk_norm": self.qk_norm.resolved() if self.qk_norm else None,
         }
         return self.model_copy(update=derived)
 
@@ -141,6 +150,8 @@ class Attention(Part):
             head_dim = self.head_dim or width // self.heads
             for problem in self.rope.problems(head_dim):
                 yield problem.under("rope")
+        for problem in self.qk_norm.problems() if self.qk_norm else ():
+            yield problem.under("qk_norm")
 
     def _window_problems(self, context: int) -> Iterator[Problem]:
         if self.window is None:
@@ -161,23 +172,31 @@ class Attention(Part):
         visible = Visible(a.window) if a.causal else VisibleBothWays()
         mask_label = f"mask_{a.window}" if a.window else "mask"
         (mask,) = inner.ask(Shared(mask_label, visible, ("queries_at", "keys_at")))
-
-        def projected(name: str, count: int) -> Value:
-            flat = apply(Linear(scope.width, count * head_dim, name in a.bias), inner.x[0], name=name, place=place)
-            return apply(SplitHeads(count, head_dim), flat, name=f"{name}_heads", place=place)
-
-        q, k, v = projected("q", heads), projected("k", kv_heads), projected("v", kv_heads)
+        q, k, v = (a._in_heads(inner, name, place) for name in ("q", "k", "v"))
         if a.rope:
             cos, sin = inner.ask(Shared("rotary", a.rope.table(head_dim), ("position_ids",)))
-            rotary = Rotary(a.rope.width(head_dim), head_dim)
+            rotary = a.rope.turn(head_dim)
             q = apply(rotary, q, cos, sin, name="q_rotated", place=place)
             k = apply(rotary, k, cos, sin, name="k_rotated", place=place)
         op = AttentionOp(heads, kv_heads, scale, a.softcap)
         mixed = apply(op, q, k, v, mask, name="mixed", place=place)
         joined = apply(MergeHeads(), mixed, name="joined", place=place)
         o = apply(Linear(heads * head_dim, scope.width, "o" in a.bias), joined, name="o", place=place)
-        doc = f"{heads} query heads of {head_dim} read {kv_heads} key-value heads."
+        normed = f", q and k normed over the {a.qk_norm.over}" if a.qk_norm else ""
+        doc = f"{heads} query heads of {head_dim} read {kv_heads} key-value heads{normed}."
         return scope.call(inner.close("Attention", o, doc), x, name=label, place=place)
+
+    def _in_heads(self, inner: Scope, name: str, place: Place | None) -> Value:
+        """q, k or v, of a resolved part. A norm stands on either side of the split."""
+        count, head_dim = (self.heads if name == "q" else self.kv_heads) or 0, self.head_dim or 0
+        norm = self.qk_norm if name != "v" else None
+        x = apply(Linear(inner.width, count * head_dim, name in self.bias), inner.x[0], name=name, place=place)
+        if norm and norm.over == "projection":
+            x = apply(norm.op(count * head_dim), x, name=f"{name}_norm", place=place)
+        x = apply(SplitHeads(count, head_dim), x, name=f"{name}_heads", place=place)
+        if norm and norm.over == "head":
+            x = apply(norm.op(head_dim), x, name=f"{name}_norm", place=place)
+        return x
 
 
 def _near(width: int, heads: int) -> str:

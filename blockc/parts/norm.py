@@ -1,4 +1,4 @@
-"""norm: RMSNorm and LayerNorm."""
+"""norm: RMSNorm and LayerNorm, and the norms of queries and keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 
 from blockc.ir import Value, apply
 from blockc.ops import LayerNorm, RmsNorm
-from blockc.parts.base import OrNone, Part, Problem, Scope
+from blockc.parts.base import Model, OrNone, Part, Problem, Scope
 from blockc.source import Place
 
 
@@ -40,3 +40,31 @@ class Norm(Part):
             else LayerNorm(scope.width, self.eps, bool(self.bias))
         )
         return apply(op, x, name=label, place=place)
+
+
+class QkNorm(Model):
+    """A norm of the queries and one of the keys. Type, eps and offset are those of the layer's norm.
+
+    `over: head` norms each head by itself, with one weight that all share; `over: projection` all heads at once.
+    """
+
+    over: Literal["head", "projection"]
+    weights: OrNone[Literal["shared"]] = None
+    type: Literal["rms"] | None = None
+    eps: Annotated[float, Field(ge=0)] | None = None
+    offset: OrNone[float] = None
+
+    def problems(self) -> Iterator[Problem]:
+        if self.over == "head" and self.weights is None:
+            yield Problem((), "a norm over each head must say whose its weights are", "weights: shared")
+        if self.over == "projection" and self.weights is not None:
+            message = "a norm over the projection has a weight for each of its numbers"
+            yield Problem(("weights",), message, "no such key beside over: projection")
+        if self.type is None or self.eps is None:
+            yield Problem((), "there is no norm to take type and eps from", "a norm, or type and eps here")
+
+    def resolved(self) -> QkNorm:
+        return self.model_copy(update={"offset": self.offset or None})
+
+    def op(self, width: int) -> RmsNorm:
+        return RmsNorm(width, self.eps or 0.0, self.offset or 0.0)

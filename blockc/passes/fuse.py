@@ -113,14 +113,17 @@ class _Rewrite:
             raise _Mismatch("of queries and keys only one is turned")
         if rotary is not None and turned[1][1] is not None and rotary.inputs[1:] != turned[1][1].inputs[1:]:
             raise _Mismatch("queries and keys are turned by unlike tables")
-        splits = [self._made(x, SplitHeads, "it is not split into heads at once") for x, _ in turned]
+        splits = [self._split(x) for x, _ in turned]
         split = splits[0].op
         assert isinstance(split, SplitHeads)
-        values = self._made(value.inputs[1], SplitHeads, "its values are not split into heads at once")
+        values = self._split(value.inputs[1])
         flat = (splits[0].inputs[0], splits[1].inputs[0], values.inputs[0])
         if flat[0].type.shape[1] != flat[1].type.shape[1]:
             raise _Mismatch("it has fewer new queries than new keys")
         return _Matched(n, *flat, key, value, join, rotary, split)
+
+    def _split(self, value: Value) -> Node:
+        return self._made(value, SplitHeads, f"{value.node.op.name} stands between its heads and the kernel")
 
     def _made(self, value: Value, op: type, why: str) -> Node:
         if not isinstance(value.node.op, op):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from blockc.compile import Compiled
+from blockc.compile import Compiled, Dialect
 from blockc.ops import Array
 from blockc.ops.fused import GroupQueryAttention
 from blockc.proof.cases import Case, cases
@@ -117,17 +117,24 @@ class Proof:
         }
 
 
-def prove(twin: Compiled, model_py: Path | None = None, model_onnx: bytes | None = None) -> Proof:
+def prove(
+    twin: Compiled,
+    model_py: Path | None = None,
+    model_onnx: bytes | None = None,
+    dialect: Dialect = "standard",
+) -> Proof:
     """Runs every backend on every case of a model small enough to run.
 
-    `model_py` and `model_onnx` are files to be proved instead of what is emitted now.
+    `model_py` and `model_onnx`, which is in `dialect`, are files to be proved instead of what is emitted now.
     """
     params = random_parameters(twin.function, SEED)
     rows: list[Row] = []
     inapplicable: dict[str, str] = {}
     missing = {package: "missing" for package in ("torch", "onnxruntime") if importlib.util.find_spec(package) is None}
     with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
-        for runner in _runners(twin, Path(folder), missing, model_py, model_onnx):
+        for runner in _runners(
+            twin, Path(folder), missing, model_py, {} if model_onnx is None else {dialect: model_onnx}
+        ):
             for case in _cases(runner, twin):
                 if why := _cannot(runner, twin, case):
                     inapplicable[f"{runner.name}, {case.name}"] = why
@@ -137,7 +144,7 @@ def prove(twin: Compiled, model_py: Path | None = None, model_onnx: bytes | None
 
 
 def _runners(
-    twin: Compiled, folder: Path, missing: dict[str, str], model_py: Path | None, model_onnx: bytes | None
+    twin: Compiled, folder: Path, missing: dict[str, str], model_py: Path | None, given: dict[Dialect, bytes]
 ) -> Iterator[Runner]:
     yield Oracle(twin.served)
     yield Oracle(twin.fused.function, FUSED_ORACLE)
@@ -147,9 +154,9 @@ def _runners(
             model_py.write_text(twin.model_py(), encoding="utf-8")
         yield Torch(model_py, twin.served)
     if "onnxruntime" not in missing:
-        yield Onnx(model_onnx or twin.onnx(), twin.served)
+        yield Onnx(given.get("standard") or twin.onnx(), twin.served)
         yield Onnx(twin.onnx("last"), twin.served, "onnxruntime, last token")
-        yield Onnx(twin.onnx(dialect="ort"), twin.served, FUSED_ONNX)
+        yield Onnx(given.get("ort") or twin.onnx(dialect="ort"), twin.served, FUSED_ONNX)
         yield Onnx(twin.onnx("last", dialect="ort"), twin.served, f"{FUSED_ONNX}, last token")
 
 
@@ -217,7 +224,8 @@ def _rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[Array], l
 
 def first_difference(twin: Compiled, runner: Runner, case: Case, params: Params) -> str:
     """The first node, in the order of computation, whose value is not the oracle's on the same call."""
-    truth, answer = Oracle(twin.served).run(case, params, trace=True), _traced(runner, case, params)
+    like = twin.fused.function if runner.name.startswith(FUSED_ONNX) else twin.served
+    truth, answer = Oracle(like).run(case, params, trace=True), _traced(runner, case, params)
     for wanted, got in zip(truth.values, answer.values, strict=False):
         for name, value in wanted.items():
             found = _value(got, name)
@@ -236,10 +244,14 @@ def _value(got: Values, name: str) -> Array | None:
 
 
 def _close(wanted: Array, got: Array) -> bool:
+    """Equal within the tolerance of the values' own spread; where no number is wanted, as in a mask, none may come."""
     if wanted.shape != got.shape:
         return False
-    spread = float(np.std(wanted.astype(np.float64))) or 1.0
-    difference = np.abs(wanted.astype(np.float64) - got.astype(np.float64))
+    numbers = np.isfinite(wanted.astype(np.float64))
+    if not np.array_equal(wanted[~numbers], got[~numbers]):
+        return False
+    truth, found = wanted[numbers].astype(np.float64), got[numbers].astype(np.float64)
+    spread = float(np.std(truth)) if truth.size else 1.0
     return bool(
-        np.isfinite(got.astype(np.float64)).all() and difference.max(initial=0.0) <= TOLERANCE["float32"] * spread
+        np.isfinite(found).all() and np.abs(truth - found).max(initial=0.0) <= TOLERANCE["float32"] * (spread or 1.0)
     )

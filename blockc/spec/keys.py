@@ -38,7 +38,7 @@ Layout = Annotated[str, Field(pattern=LAYOUT)]
 Label = Annotated[str, Field(pattern=labels.PATTERN)]
 KindName = Annotated[str, Field(pattern=KIND)]
 
-Placement = Literal["pre", "post", "sandwich", "parallel_two"]
+Placement = Literal["pre", "post", "sandwich", "branch", "parallel_one", "parallel_two"]
 
 # norm.placement is sugar for these terms, and for nothing else.
 PLACEMENTS: dict[str, list[Any]] = {
@@ -48,6 +48,8 @@ PLACEMENTS: dict[str, list[Any]] = {
         {"residual": ["attention_norm", "attention", "attention_post_norm"]},
         {"residual": ["mlp_norm", "mlp", "mlp_post_norm"]},
     ],
+    "branch": [{"residual": ["attention", "attention_post_norm"]}, {"residual": ["mlp", "mlp_post_norm"]}],
+    "parallel_one": [{"residual": ["norm", {"sum": [["attention"], ["mlp"]]}]}],
     "parallel_two": [{"residual": [{"sum": [["attention_norm", "attention"], ["mlp_norm", "mlp"]]}]}],
 }
 
@@ -59,9 +61,10 @@ class Embedding(Model):
 
 
 class Head(Model):
-    """Order: linear, softcap. A tied head is the embedding's own matrix."""
+    """Order: linear, bias, softcap. A tied head is the embedding's own matrix; the bias is the head's."""
 
     tied: bool
+    bias: bool | None = None
     softcap: OrNone[PositiveFloat] = None
 
 

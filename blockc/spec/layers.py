@@ -162,6 +162,17 @@ def merge(below: Mapping, above: Mapping) -> Mapping:
     return Mapping(entries, above.place)
 
 
+def with_norm(tree: Mapping) -> Mapping:
+    """A layer's tree in which attention.qk_norm says what it takes over from the layer's norm."""
+    attention, norm = (tree.entries[key].value if key in tree.entries else None for key in ("attention", "norm"))
+    own = attention.entries.get("qk_norm") if isinstance(attention, Mapping) else None
+    if not (isinstance(attention, Mapping) and isinstance(norm, Mapping) and own and isinstance(own.value, Mapping)):
+        return tree
+    base = Mapping({k: e for k, e in norm.entries.items() if k in ("type", "eps", "offset")}, norm.place)
+    said = Mapping({"qk_norm": Entry(own.key, merge(base, own.value))}, attention.place)
+    return merge(tree, Mapping({"attention": Entry(tree.entries["attention"].key, said)}, tree.place))
+
+
 def _retyped(below: Mapping, above: Mapping) -> bool:
     if "type" not in above.entries or "type" not in below.entries:
         return False

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from blockc.parts import PARTS, Part
-from blockc.source import Mapping, SpecError, find, finding, key_place, plain
+from blockc.source import Entry, Mapping, SpecError, Tree, find, finding, key_place, plain
 from blockc.spec.faults import from_pydantic, shown
-from blockc.spec.layers import merge
+from blockc.spec.layers import merge, with_norm
 from blockc.spec.reading import Layer
 
 
@@ -26,7 +26,7 @@ class OwnPart:
 
     key: str
     part: Part
-    tree: Mapping
+    tree: Tree
 
 
 def own_part(layer: Layer, label: str) -> OwnPart:
@@ -37,6 +37,8 @@ def own_part(layer: Layer, label: str) -> OwnPart:
     if base is not None and isinstance(base.value, Mapping):
         inherited = {k: e for k, e in base.value.entries.items() if k in model.model_fields}
         tree = merge(Mapping(inherited, base.value.place), change)
+    whole = with_norm(Mapping({**layer.tree.entries, key: Entry(change.place, tree)}, change.place))
+    tree = whole.entries[key].value
     try:
         return OwnPart(key, model.model_validate(plain(tree)), tree)
     except ValidationError as error:

@@ -14,7 +14,7 @@ from blockc.parts import PARTS, Part
 from blockc.source import Finding, Mapping, Place, SpecError, finding, key_place, override, plain, read
 from blockc.spec.faults import from_problem, from_pydantic, shown
 from blockc.spec.keys import LAYER_KEYS, PLACEMENTS, TOP_KEYS, LayerKeys, NormKeys, TopKeys
-from blockc.spec.layers import Kind, lay
+from blockc.spec.layers import Kind, lay, with_norm
 
 M = TypeVar("M", bound=BaseModel)
 MAX_DEPTH = 10_000  # layers; each is laid and checked by itself, so that more would not be answered at once
@@ -126,10 +126,11 @@ def _layers(tree: Mapping, top: TopKeys) -> tuple[tuple[Layer, ...], list[Findin
     made: dict[str, Layer] = {}
     faults: list[Finding] = []
     for kind in {kind.name: kind for kind in kinds}.values():
-        keys, found = _validated(LayerKeys, kind.tree)
+        whole = with_norm(kind.tree)
+        keys, found = _validated(LayerKeys, whole)
         faults += found
         if keys is not None:
-            made[kind.name] = Layer(kind.name, keys, kind.tree)
+            made[kind.name] = Layer(kind.name, keys, whole)
             faults += _layer_faults(made[kind.name], top, tree.place)
     if faults:
         return (), _distinct(faults)

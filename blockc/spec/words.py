@@ -13,6 +13,7 @@ FOREIGN = {
     "n_kv_heads": "attention.kv_heads", "num_kv_heads": "attention.kv_heads",
     "d_head": "attention.head_dim", "d_kv": "attention.head_dim", "attention_head_dim": "attention.head_dim",
     "query_pre_attn_scalar": "attention.scale (its -0.5th power)",
+    "use_qk_norm": "attention.qk_norm", "qk_layernorm": "attention.qk_norm",
     "attention_bias": "attention.bias, a list of q k v o",
     "sliding_window": "attention.window", "sliding_window_size": "attention.window",
     "attn_logit_softcapping": "attention.softcap", "final_logit_softcapping": "head.softcap",
@@ -34,6 +35,8 @@ FOREIGN = {
     "tie_word_embeddings": "head.tied", "tie_embeddings": "head.tied",
     "model_type": "the keys that say it: no family is known by name",
     "use_parallel_residual": "norm.placement: parallel_two",
+    "parallel_block": "norm.placement: parallel_one", "parallel_attn": "norm.placement: parallel_one",
+    "lm_head_bias": "head.bias",
     "kv_groups": "attention.kv_heads: the number of key-value heads, that is, of groups "
     "(kv_groups is read two ways in the field)",
     "version": "blockc: 1",
@@ -42,9 +45,9 @@ FOREIGN = {
 # Refused, and said to be so. A word of two parts is reserved under that key alone.
 RESERVED = """
     encoder decoder cross_attention conv mamba delta relative_bias streams side_inputs residual_scale
-    alibi qk_norm v_norm clip sinks output_gate latent kv_from v_from experts
-    embedding.width embedding.norm head.bias head.scale norm.weight positions.offset
-    interleaved linear yarn longrope dynamic reglu swiglu_clamped relu2 silu branch parallel_one
+    alibi v_norm clip sinks output_gate latent kv_from v_from experts
+    embedding.width embedding.norm head.scale norm.weight positions.offset qk_norm.order own
+    linear yarn longrope dynamic reglu swiglu_clamped relu2 silu
 """.split()  # noqa: SIM905 - a table, not a list
 
 

@@ -2,7 +2,7 @@
 
 Configurations are written out here from the twin's resolved keys, so that no code of the compiler says what they mean;
 only the names under which a family stores its weights come from the checkpoint layout. All run in float64, though
-transformers computes the norms of Llama and Gemma, and all rotary angles, in float32 whatever the model's type.
+transformers computes all RMSNorms, and all rotary angles, in float32 whatever the model's type.
 """
 
 from __future__ import annotations
@@ -131,19 +131,63 @@ def _rope(rope: Keys) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _gated(keys: Keys) -> dict[str, Any]:
+    """What the configurations of Llama and of all that took over its names call the same things."""
+    a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
+    assert keys["positions"] == "none" and a["scale"] == a["head_dim"] ** -0.5
+    assert mlp["type"] == "swiglu" and not mlp["bias"] and norm["type"] == "rms" and "offset" not in norm
+    return {
+        "vocab_size": keys["vocab"], "hidden_size": keys["width"], "num_hidden_layers": keys["depth"],
+        "intermediate_size": mlp["width"], "num_attention_heads": a["heads"], "num_key_value_heads": a["kv_heads"],
+        "hidden_act": "silu", "max_position_embeddings": keys["context"], "rms_norm_eps": norm["eps"],
+        "tie_word_embeddings": keys["head"]["tied"], "rope_parameters": _rope(a["rope"]),
+    }  # fmt: skip
+
+
 def llama(keys: Keys) -> Any:
     from transformers import LlamaConfig
 
-    a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
-    assert keys["positions"] == "none" and not a["bias"] and a["scale"] == a["head_dim"] ** -0.5
-    assert mlp["type"] == "swiglu" and (norm["type"], norm["placement"]) == ("rms", "pre")
-    return LlamaConfig(
-        vocab_size=keys["vocab"], hidden_size=keys["width"], num_hidden_layers=keys["depth"],
-        intermediate_size=mlp["width"], num_attention_heads=a["heads"], num_key_value_heads=a["kv_heads"],
-        head_dim=a["head_dim"], hidden_act="silu",
-        max_position_embeddings=keys["context"], rms_norm_eps=norm["eps"], tie_word_embeddings=keys["head"]["tied"],
-        attention_bias=False, mlp_bias=False, rope_parameters=_rope(a["rope"]),
-    )  # fmt: skip
+    a = keys["attention"]
+    assert not a["bias"] and "window" not in a and keys["norm"]["placement"] == "pre"
+    return LlamaConfig(**_gated(keys), head_dim=a["head_dim"], attention_bias=False, mlp_bias=False)
+
+
+def mistral(keys: Keys) -> Any:
+    from transformers import MistralConfig
+
+    a = keys["attention"]
+    assert not a["bias"] and keys["norm"]["placement"] == "pre"
+    return MistralConfig(**_gated(keys), head_dim=a["head_dim"], sliding_window=a["window"])
+
+
+def qwen2(keys: Keys) -> Any:
+    """Its head_dim is width / heads, and its biases on q, k and v are no choice."""
+    from transformers import Qwen2Config
+
+    a = keys["attention"]
+    assert a["bias"] == ["q", "k", "v"] and a["head_dim"] * a["heads"] == keys["width"]
+    assert "window" not in a and keys["norm"]["placement"] == "pre"
+    return Qwen2Config(**_gated(keys), use_sliding_window=False)
+
+
+def qwen3(keys: Keys) -> Any:
+    """Its norms of queries and keys are no choice: each head by itself, with the eps of the others."""
+    from transformers import Qwen3Config
+
+    a, norm = keys["attention"], keys["norm"]
+    assert a["qk_norm"] == {"over": "head", "weights": "shared", "type": "rms", "eps": norm["eps"]}
+    assert not a["bias"] and "window" not in a and norm["placement"] == "pre"
+    return Qwen3Config(**_gated(keys), head_dim=a["head_dim"], attention_bias=False, use_sliding_window=False)
+
+
+def olmo2(keys: Keys) -> Any:
+    """Its norms of queries and keys are no choice: all heads at once, with the eps of the others."""
+    from transformers import Olmo2Config
+
+    a, norm = keys["attention"], keys["norm"]
+    assert a["qk_norm"] == {"over": "projection", "type": "rms", "eps": norm["eps"]}
+    assert a["head_dim"] * a["heads"] == keys["width"] and not a["bias"] and norm["placement"] == "branch"
+    return Olmo2Config(**_gated(keys), attention_bias=False, eos_token_id=2)
 
 
 def gpt_neox(keys: Keys) -> Any:
@@ -157,6 +201,39 @@ def gpt_neox(keys: Keys) -> Any:
         max_position_embeddings=keys["context"], layer_norm_eps=norm["eps"], use_parallel_residual=True,
         attention_bias=True, tie_word_embeddings=False,
         rope_parameters={**_rope(a["rope"]), "partial_rotary_factor": a["rope"]["dims"] / a["head_dim"]},
+    )  # fmt: skip
+
+
+def phi(keys: Keys) -> Any:
+    """One norm for both branches and biases everywhere are no choice."""
+    from transformers import PhiConfig
+
+    a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
+    assert a["bias"] == ["q", "k", "v", "o"] and mlp["bias"] == ["up", "down"] and keys["head"]["bias"]
+    assert mlp["type"] == "gelu_tanh" and (norm["type"], norm["placement"]) == ("layer", "parallel_one")
+    return PhiConfig(
+        vocab_size=keys["vocab"], hidden_size=keys["width"], num_hidden_layers=keys["depth"],
+        intermediate_size=mlp["width"], num_attention_heads=a["heads"], num_key_value_heads=a["kv_heads"],
+        hidden_act="gelu_new", max_position_embeddings=keys["context"], layer_norm_eps=norm["eps"],
+        tie_word_embeddings=keys["head"]["tied"], qk_layernorm=False,
+        rope_parameters={**_rope(a["rope"]), "partial_rotary_factor": a["rope"]["dims"] / a["head_dim"]},
+    )  # fmt: skip
+
+
+def gptj(keys: Keys) -> Any:
+    """One norm for both branches, neighbours as pairs and the base of the rotation are no choice."""
+    from transformers import GPTJConfig
+
+    a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
+    assert not a["bias"] and mlp["bias"] == ["up", "down"] and keys["head"] == {"tied": False, "bias": True}
+    dims = a["rope"].get("dims", a["head_dim"])
+    assert (a["rope"]["theta"], a["rope"]["pairing"], "scaling" in a["rope"]) == (10000, "interleaved", False)
+    assert a["heads"] == a["kv_heads"] and a["scale"] == a["head_dim"] ** -0.5
+    assert mlp["type"] == "gelu_tanh" and (norm["type"], norm["placement"]) == ("layer", "parallel_one")
+    return GPTJConfig(
+        vocab_size=keys["vocab"], n_positions=keys["context"], n_embd=keys["width"], n_layer=keys["depth"],
+        n_head=a["heads"], n_inner=mlp["width"], rotary_dim=dims, activation_function="gelu_new",
+        layer_norm_epsilon=norm["eps"], tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
 
 
@@ -285,11 +362,19 @@ def by_hand(keys: Keys, params: Params) -> Logits:
 OUTSIDE = {
     "block-4x4": Outside("numpy", 1e-12, seed=1, plain=by_hand),
     "gemma2-9b": Outside("transformers", 5e-6, seed=2, config=gemma2, family="gemma2"),
+    "gpt-j-6b": Outside("transformers", 5e-6, seed=16, config=gptj, family="gpt-j"),
     "gpt2": Outside("transformers", 1e-11, seed=3, config=gpt2, family="gpt2"),
     "gpt3-175b": Outside("transformers", 1e-11, seed=4, config=gpt2, family="gpt2"),
     "llama3-70b": Outside("transformers", 5e-6, seed=5, config=llama, family="llama"),
     "llama3-8b": Outside("transformers", 5e-6, seed=6, config=llama, family="llama"),
     "llama3.1-405b": Outside("transformers", 5e-6, seed=7, config=llama, family="llama"),
+    "llama3.2-1b": Outside("transformers", 5e-6, seed=10, config=llama, family="llama"),
+    "mistral-7b": Outside("transformers", 5e-6, seed=11, config=mistral, family="llama"),
+    "olmo2-7b": Outside("transformers", 5e-6, seed=14, config=olmo2, family="olmo2"),
+    "phi-2": Outside("transformers", 5e-6, seed=17, config=phi, family="phi"),
     "pythia-410m": Outside("transformers", 5e-6, seed=8, config=gpt_neox, family="gpt-neox"),
+    "qwen2.5-0.5b": Outside("transformers", 5e-6, seed=12, config=qwen2, family="llama"),
+    "qwen3-0.6b": Outside("transformers", 5e-6, seed=15, config=qwen3, family="llama"),
+    "smollm2-135m": Outside("transformers", 5e-6, seed=13, config=llama, family="llama"),
     "transformer2017": Outside("torch", 1e-11, seed=9, plain=encoder_layers),
 }

@@ -1,0 +1,69 @@
+"""A checkpoint as it lies on a disk: its tensors before they are read, and the small files that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from blockc import gguf
+from blockc.layouts import Layout, gguf_layout
+from blockc.ops import Array
+from blockc.safetensors import CheckpointError, FileFacts, Shape, files_stored, stored
+
+# What a runtime wants beside the weights. config.json is not among them: the spec stands in its stead.
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+
+
+class Tensor(Protocol):
+    """A tensor that is read when it is wanted: in pieces, flat, or whole; bf16 as float32."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def chunks(self) -> Iterator[Array]: ...
+
+    def read(self) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`files` are those that a model may point into; `layout` is the one that the file itself names, if it does."""
+
+    folder: Path
+    tensors: Mapping[str, Tensor]
+    files: tuple[FileFacts, ...] = ()
+    layout: Layout | None = None
+    companions: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A .safetensors or .gguf file, or a folder of the former. Raises CheckpointError; no tensor is read yet."""
+    folder = path if path.is_dir() else path.parent
+    beside = {name: (folder / name).read_bytes() for name in COMPANIONS if (folder / name).is_file()}
+    if path.suffix == ".gguf" and path.is_file():
+        read = gguf.read(path)
+        return Checkpoint(folder, read.tensors, (), gguf_layout(read.architecture), {**read.companions(), **beside})
+    tensors, files = stored(path)
+    return Checkpoint(folder, tensors, tuple(files), None, beside)
+
+
+def linked_checkpoint(folder: Path, names: list[str]) -> Checkpoint:
+    """The files that a build has linked beside its model. Raises CheckpointError."""
+    try:
+        tensors, files = files_stored(folder / name for name in names)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or folder}: {error.strerror or error}") from None
+    return Checkpoint(folder, tensors, tuple(files))
