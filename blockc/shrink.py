@@ -15,7 +15,7 @@ from blockc.source import Entry, Mapping, Scalar, Sequence, Tree, at, find, plai
 from blockc.spec import Spec, from_tree
 
 HEAD_DIM = 16  # the least that fused attention takes
-WIDTH = 64  # of a stream that is not as wide as its heads together
+WIDTH = 64  # of a stream that no heads read
 VOCAB = 96
 CONTEXT = 128
 ORIGINAL = 64  # of a scaled rope: its wavelengths then fall into all three bands
@@ -59,11 +59,11 @@ class _Sizes:
         return factor if whole else Fraction(1)
 
     def _width(self) -> int:
-        """As wide as the twin's heads together, where the spec's are as wide as its stream."""
+        """In the same ratio to the twin's heads together: a twin in which the two are equal hides who reads which."""
         a = self.base.resolved(self.was) if self.base else None
-        if a is None or a.heads * (a.head_dim or 0) != self.was:
+        if a is None:
             return min(self.was, WIDTH)
-        return heads(a)[0] * self.head_dim(a)
+        return max(1, self.was * heads(a)[0] * self.head_dim(a) // (a.heads * (a.head_dim or 1)))
 
     def head_dim(self, a: Attention) -> int:
         return int((a.head_dim or 1) * self.factor)

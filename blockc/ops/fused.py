@@ -15,6 +15,7 @@ from blockc.ir import Dim, Param, Type, dim
 from blockc.ir.reach import Allows, Constant, Leaks, Reach, Tokens, along
 from blockc.ops.attention import Attention, Extend, MergeHeads, SplitHeads
 from blockc.ops.base import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, expect, rand
+from blockc.ops.interleaved import RotaryInterleaved
 from blockc.ops.matrix import LayerNorm, RmsNorm
 from blockc.ops.position import Rotary, RotaryTable
 
@@ -192,7 +193,7 @@ class GroupQueryAttention(Op):
     head_dim: int
     scale: float
     softcap: float | None = None
-    rotary: Rotary | None = None
+    rotary: Rotary | RotaryInterleaved | None = None
     output_names = ("out", "key", "value")
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
@@ -233,7 +234,8 @@ class GroupQueryAttention(Op):
         return g.ops(
             "GroupQueryAttention", 3, q, k, v, past_key, past_value, last, total, cos, sin, slots, bias,
             domain=MICROSOFT, num_heads=self.heads, kv_num_heads=self.kv_heads, scale=self.scale,
-            softcap=self.softcap or 0.0, do_rotary=int(self.rotary is not None), rotary_interleaved=0,
+            softcap=self.softcap or 0.0, do_rotary=int(self.rotary is not None),
+            rotary_interleaved=int(isinstance(self.rotary, RotaryInterleaved)),
         )  # fmt: skip
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
@@ -246,17 +248,24 @@ class GroupQueryAttention(Op):
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        def sample(heads: int, kv_heads: int, softcap: float | None, turned: bool) -> Sample:
+        def sample(
+            heads: int, kv_heads: int, softcap: float | None, turn: type[Rotary | RotaryInterleaved] | None
+        ) -> Sample:
             flat = (rand(2, 3, heads * 16), *(rand(2, 3, kv_heads * 16, seed=i) for i in (1, 2)))
             empty = np.zeros((2, kv_heads, 0, 16))
             bias = np.where(np.tril(np.ones((3, 3), bool)), 0.0, -np.inf)[None, None].repeat(2, axis=0)
             lengths = Lengths().numpy((np.ones((2, 3), np.int64),), ())
             table = RotaryRows(RotaryTable(100.0, 8, 16)).numpy((np.ones((2, 3)),), ())
-            rope: tuple[Array, ...] = (np.arange(3)[None].repeat(2, axis=0), *table) if turned else ()
-            op = GroupQueryAttention(heads, kv_heads, 16, 0.3, softcap, Rotary(16, 16) if turned else None)
+            rope: tuple[Array, ...] = (np.arange(3)[None].repeat(2, axis=0), *table) if turn else ()
+            op = GroupQueryAttention(heads, kv_heads, 16, 0.3, softcap, turn(16, 16) if turn else None)
             return Sample(op, (*flat, empty, empty, bias, *lengths, *rope))
 
-        return sample(4, 4, None, False), sample(4, 2, 0.8, False), sample(8, 2, None, True)
+        return (
+            sample(4, 4, None, None),
+            sample(4, 2, 0.8, None),
+            sample(8, 2, None, Rotary),
+            sample(4, 2, None, RotaryInterleaved),
+        )
 
 
 FUSED: tuple[type[Op], ...] = (SkipNorm, MaskBias, Slots, Lengths, RotaryRows, GroupQueryAttention)

@@ -10,7 +10,18 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from blockc.ir import Function, Node, Value, node
-from blockc.ops import Add, Attention, Extend, LayerNorm, MergeHeads, RmsNorm, Rotary, RotaryTable, SplitHeads
+from blockc.ops import (
+    Add,
+    Attention,
+    Extend,
+    LayerNorm,
+    MergeHeads,
+    RmsNorm,
+    Rotary,
+    RotaryInterleaved,
+    RotaryTable,
+    SplitHeads,
+)
 from blockc.ops.fused import GroupQueryAttention, Lengths, MaskBias, RotaryRows, SkipNorm, Slots
 
 # The kernel's softcap gives no numbers for a row that sees nothing at all. Still a number in half precision.
@@ -137,7 +148,7 @@ class _Rewrite:
         return users[0]
 
     def _turned(self, value: Value) -> tuple[Value, Node | None]:
-        if isinstance(value.node.op, Rotary):
+        if isinstance(value.node.op, Rotary | RotaryInterleaved):
             return value.node.inputs[0], value.node
         return value, None
 
@@ -146,7 +157,7 @@ class _Rewrite:
         assert isinstance(op, Attention)
         rotary, rope = None, ()
         if m.rotary is not None:
-            assert isinstance(m.rotary.op, Rotary)
+            assert isinstance(m.rotary.op, Rotary | RotaryInterleaved)
             table = m.rotary.inputs[1].node.op
             assert isinstance(table, RotaryTable)
             rotary, rope = m.rotary.op, (self._slots(), *self._rows(table))
@@ -222,7 +233,7 @@ def _legal(m: _Matched) -> None:
         raise _Mismatch(f"head_dim {m.split.head_dim} is no multiple of 8")
     if m.rotary is None:
         return
-    assert isinstance(m.rotary.op, Rotary)
+    assert isinstance(m.rotary.op, Rotary | RotaryInterleaved)
     if m.split.head_dim % 16 or m.rotary.op.width % 16:
         raise _Mismatch(f"it turns {m.rotary.op.width} of {m.split.head_dim}, and the kernel takes multiples of 16")
     if not isinstance(m.rotary.inputs[1].node.op, RotaryTable):
