@@ -165,7 +165,7 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
 def _turns_neighbours(function: Function) -> set[bool]:
     """Of each rotation: where rope turns neighbours, rows that a file has interleaved stay as they are."""
     ops = (n.op for inner in functions(function) for n in inner.nodes)
-    return {isinstance(op, RotaryInterleaved) for op in ops if isinstance(op, Rotary | RotaryInterleaved)}
+    return {isinstance(op, RotaryInterleaved) for op in ops if isinstance(op, Rotary)}
 
 
 def _counted(held: Iterable[Pattern]) -> tuple[Counter[str], Counter[str]]:

@@ -38,7 +38,6 @@ from blockc.ir import (
     product,
     render,
     roll,
-    substitute,
     symbol,
     tensor,
 )
@@ -211,11 +210,6 @@ def test_a_key_sees_wiring_parameters_outputs_and_declarations() -> None:
     renamed = Node(up.op, up.inputs, up.name, (Param("elsewhere.weight", (8, 8), "matrix"),))
     other = end.remade(inputs=(end.inputs[0], renamed[0]))
     assert replace(base, outputs=(("out", other[0]),)).key != base.key
-
-
-def test_substitute_replaces_what_is_known() -> None:
-    x, y = Node(Input(STREAM), (), "x"), Node(Input(STREAM), (), "y")
-    assert substitute((x[0], y[0]), {x[0]: y[0]}) == (y[0], y[0])
 
 
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.yaml")), ids=lambda p: p.stem)

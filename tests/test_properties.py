@@ -33,7 +33,7 @@ NAMES = [path.stem for path in SPECS]
 ROPE = ["gemma2-9b", "gpt-j-6b", "llama3-70b", "llama3-8b", "llama3.1-405b", "phi-2", "pythia-410m"]
 ADDED = ["gpt2", "gpt3-175b", "transformer2017"]
 GROUPED = ["gemma2-9b", "llama3-70b", "llama3-8b", "llama3.1-405b", "mistral-7b", "qwen3-0.6b", "smollm2-135m"]
-TURNS = Rotary | RotaryInterleaved
+TURNS = Rotary
 T = 13  # beyond a twin's window
 EXACT = 1e-9
 
@@ -325,7 +325,7 @@ def test_rope_keeps_the_length_of_every_pair_and_moves_all_but_the_first_token(n
             after = seen[f"layers.{layer}.attention.{which}_rotated"]
             assert np.abs(np.linalg.norm(before, axis=-1) - np.linalg.norm(after, axis=-1)).max() < EXACT
             for i in range(half):
-                pair = [i, i + half] if isinstance(op, Rotary) else [2 * i, 2 * i + 1]
+                pair = [2 * i, 2 * i + 1] if isinstance(op, RotaryInterleaved) else [i, i + half]
                 lengths = (np.linalg.norm(a[..., pair], axis=-1) for a in (before, after))
                 np.testing.assert_allclose(next(lengths), next(lengths), atol=EXACT)
             np.testing.assert_allclose(before[:, :, 0], after[:, :, 0], atol=EXACT)

@@ -12,7 +12,6 @@ from blockc.ir.nodes import (
     Value,
     apply,
     node,
-    substitute,
     tensor,
 )
 from blockc.ir.printer import functions, render
@@ -22,5 +21,5 @@ from blockc.ir.walk import inline, parameters
 __all__ = [
     "B", "Dim", "Dtype", "Function", "GraphError", "Interner", "Loop", "Node", "P", "Param", "S", "T", "Type", "Value",
     "apply", "called", "dim", "functions", "inline", "is_call", "node", "parameters", "period", "product", "render",
-    "roll", "substitute", "symbol", "tensor",
+    "roll", "symbol", "tensor",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -209,7 +209,3 @@ class Interner:
         self._names.add(name)
         self._known[function.key] = replace(function, name=name)
         return self._known[function.key]
-
-
-def substitute(values: Iterable[Value], new: Mapping[Value, Value]) -> tuple[Value, ...]:
-    return tuple(new.get(value, value) for value in values)

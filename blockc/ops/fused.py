@@ -193,7 +193,7 @@ class GroupQueryAttention(Op):
     head_dim: int
     scale: float
     softcap: float | None = None
-    rotary: Rotary | RotaryInterleaved | None = None
+    rotary: Rotary | None = None
     output_names = ("out", "key", "value")
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
@@ -235,7 +235,7 @@ class GroupQueryAttention(Op):
             "GroupQueryAttention", 3, q, k, v, past_key, past_value, last, total, cos, sin, slots, bias,
             domain=MICROSOFT, num_heads=self.heads, kv_num_heads=self.kv_heads, scale=self.scale,
             softcap=self.softcap or 0.0, do_rotary=int(self.rotary is not None),
-            rotary_interleaved=int(isinstance(self.rotary, RotaryInterleaved)),
+            rotary_interleaved=self.rotary.interleaved if self.rotary else 0,
         )  # fmt: skip
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
@@ -248,9 +248,7 @@ class GroupQueryAttention(Op):
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        def sample(
-            heads: int, kv_heads: int, softcap: float | None, turn: type[Rotary | RotaryInterleaved] | None
-        ) -> Sample:
+        def sample(heads: int, kv_heads: int, softcap: float | None, turn: type[Rotary] | None) -> Sample:
             flat = (rand(2, 3, heads * 16), *(rand(2, 3, kv_heads * 16, seed=i) for i in (1, 2)))
             empty = np.zeros((2, kv_heads, 0, 16))
             bias = np.where(np.tril(np.ones((3, 3), bool)), 0.0, -np.inf)[None, None].repeat(2, axis=0)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi
 from textwrap import indent
+from typing import ClassVar
 
 import numpy as np
 
@@ -314,6 +315,8 @@ class Rotary(Op):
 
     width: int
     head_dim: int
+    suffix: ClassVar[str] = ""  # of the helpers' names
+    interleaved: ClassVar[int] = 0
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         x, cos, sin = args
@@ -331,27 +334,34 @@ class Rotary(Op):
 
     @property
     def helpers(self) -> tuple[str, ...]:
-        return ("rotate",) if self.width == self.head_dim else ("rotate", "rotate_first")
+        first = () if self.width == self.head_dim else (f"rotate_first{self.suffix}",)
+        return (f"rotate{self.suffix}", *first)
 
     def torch(self, me: str, *args: str) -> str:
         if self.width == self.head_dim:
-            return f"rotate({', '.join(args)})"
-        return f"rotate_first({self.width}, {', '.join(args)})"
+            return f"rotate{self.suffix}({', '.join(args)})"
+        return f"rotate_first{self.suffix}({self.width}, {', '.join(args)})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         width = 0 if self.width == self.head_dim else self.width  # 0 is the operator's word for the whole head
-        return [g.op("RotaryEmbedding", *args, rotary_embedding_dim=width, interleaved=0)]
+        return [g.op("RotaryEmbedding", *args, rotary_embedding_dim=width, interleaved=self.interleaved)]
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return TokenAxes((2, 1, 1), (2,))
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        def sample(width: int) -> Sample:
-            angle = rand(2, 3, width // 2, seed=1)
-            return Sample(Rotary(width, 16), (rand(2, 5, 3, 16), np.cos(angle), np.sin(angle)))
+        return turned(Rotary)
 
-        return sample(16), sample(4)
+
+def turned(op: type[Rotary]) -> tuple[Sample, ...]:
+    """A head turned as a whole, and in part."""
+
+    def sample(width: int) -> Sample:
+        angle = rand(2, 3, width // 2, seed=1)
+        return Sample(op(width, 16), (rand(2, 5, 3, 16), np.cos(angle), np.sin(angle)))
+
+    return sample(16), sample(4)
 
 
 def _angles(g: OnnxBuilder, positions: OnnxValue, frequencies: Array) -> OnnxValue:

@@ -87,7 +87,7 @@ class Rope(Model):
     def width(self, head_dim: int) -> int:
         return self.dims if self.dims is not None else head_dim
 
-    def turn(self, head_dim: int) -> Rotary | RotaryInterleaved:
+    def turn(self, head_dim: int) -> Rotary:
         """The halves against each other, or each even coordinate with the odd one after it."""
         op = {"half": Rotary, "interleaved": RotaryInterleaved}[self.pairing]
         return op(self.width(head_dim), head_dim)

@@ -18,7 +18,6 @@ from blockc.ops import (
     MergeHeads,
     RmsNorm,
     Rotary,
-    RotaryInterleaved,
     RotaryTable,
     SplitHeads,
 )
@@ -148,7 +147,7 @@ class _Rewrite:
         return users[0]
 
     def _turned(self, value: Value) -> tuple[Value, Node | None]:
-        if isinstance(value.node.op, Rotary | RotaryInterleaved):
+        if isinstance(value.node.op, Rotary):
             return value.node.inputs[0], value.node
         return value, None
 
@@ -157,7 +156,7 @@ class _Rewrite:
         assert isinstance(op, Attention)
         rotary, rope = None, ()
         if m.rotary is not None:
-            assert isinstance(m.rotary.op, Rotary | RotaryInterleaved)
+            assert isinstance(m.rotary.op, Rotary)
             table = m.rotary.inputs[1].node.op
             assert isinstance(table, RotaryTable)
             rotary, rope = m.rotary.op, (self._slots(), *self._rows(table))
@@ -233,7 +232,7 @@ def _legal(m: _Matched) -> None:
         raise _Mismatch(f"head_dim {m.split.head_dim} is no multiple of 8")
     if m.rotary is None:
         return
-    assert isinstance(m.rotary.op, Rotary | RotaryInterleaved)
+    assert isinstance(m.rotary.op, Rotary)
     if m.split.head_dim % 16 or m.rotary.op.width % 16:
         raise _Mismatch(f"it turns {m.rotary.op.width} of {m.split.head_dim}, and the kernel takes multiples of 16")
     if not isinstance(m.rotary.inputs[1].node.op, RotaryTable):

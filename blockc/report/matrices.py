@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, fields
 
 from blockc.ir import Function, Node, Value, called, inline, is_call
-from blockc.ops import Add, Linear, MergeHeads, Mul, Rotary, RotaryInterleaved, Scale, SplitHeads
+from blockc.ops import Add, Linear, MergeHeads, Mul, Rotary, Scale, SplitHeads
 from blockc.report.drawing import stream_name
 from blockc.report.figures import layer_sizes
 from blockc.report.graph import Graph, holds_scores, is_norm
@@ -126,7 +126,7 @@ class _Reading:
                 return f"{factor:g} * {operands[0]}"
             case MergeHeads():
                 return "concatenated heads"
-            case SplitHeads() | Rotary() | RotaryInterleaved():
+            case SplitHeads() | Rotary():
                 return operands[0]
             case _:
                 return f"{'norm' if is_norm(n) else n.op.name}({', '.join(operands)})"
