@@ -306,8 +306,8 @@ def test_pickled_weights_are_refused(name: str, tmp_path: Path) -> None:
 
 MEASURED = """
 import sys, time
-from blockc.cli import _guarded, app
-code = _guarded(lambda: app(sys.argv[1:], standalone_mode=False))
+from blockc.cli import app, guarded
+code = guarded(lambda: app(sys.argv[1:], standalone_mode=False))
 (peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print("peak and seconds", peak, time.process_time())
 sys.exit(code)

@@ -35,7 +35,7 @@ def run_without(names: tuple[str, ...], *arguments: str) -> subprocess.Completed
 
 def test_help_imports_nothing_heavy() -> None:
     script = (
-        "import sys; from blockc.cli import app, _guarded; _guarded(lambda: app(['--help'], standalone_mode=False)); "
+        "import sys; from blockc.cli import app, guarded; guarded(lambda: app(['--help'], standalone_mode=False)); "
     )
     script += (
         "print(','.join(sorted(m for m in sys.modules if m in ('numpy', 'pydantic', 'onnx', 'torch', 'onnx_ir'))))"

@@ -191,9 +191,9 @@ def test_the_tolerance_is_tight() -> None:
 def test_405b_builds_in_400_megabytes(tmp_path: Path) -> None:
     script = (
         "import json, re\n"
-        "from blockc.cli import _guarded, app\n"
+        "from blockc.cli import app, guarded\n"
         f"arguments = ['build', 'specs/llama3.1-405b.yaml', '--no-verify', '--out', {str(tmp_path)!r}]\n"
-        "code = _guarded(lambda: app(arguments, standalone_mode=False))\n"
+        "code = guarded(lambda: app(arguments, standalone_mode=False))\n"
         "peak = 1024 * int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])\n"
         "print(json.dumps([code, peak]))\n"
     )

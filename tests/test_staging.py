@@ -123,7 +123,7 @@ def test_a_full_disk_is_3_and_the_previous_build_stands(
 
     monkeypatch.setattr(blockc.plan, "_put", full)
     arguments = ["build", str(spec), "--weights", str(weights), "--out", str(out), "--no-verify", "--pack"]
-    assert cli._guarded(lambda: cli.app(arguments, standalone_mode=False)) == 3  # pyright: ignore
+    assert cli.guarded(lambda: cli.app(arguments, standalone_mode=False)) == 3  # pyright: ignore
     assert "No space left on device" in capsys.readouterr().err
     assert ({path.name: path.read_bytes() for path in out.iterdir()} if out.exists() else {}) == before
     assert out.exists() is previous

@@ -1,0 +1,91 @@
+"""blockc build: a spec to a folder of files."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Set, SpecPath, app, plain, spec_file, stop, there
+
+
+class Logits(StrEnum):
+    all = "all"
+    last = "last"
+
+
+class Provider(StrEnum):
+    cpu = "cpu"
+
+
+class Float(StrEnum):
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+@app.command()
+def build(
+    spec: SpecPath,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to write; generated/<name> by default.")
+    ] = None,
+    logits: Annotated[
+        Logits, typer.Option(help="model.onnx gives logits of all tokens or of the last one.")
+    ] = Logits.all,
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Write without proving the twin.")] = False,
+    require_proof: Annotated[
+        bool, typer.Option("--require-proof", help="Fail where a backend to prove with is missing.")
+    ] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="A .safetensors or .gguf file, or a folder: model.onnx then has weights."),
+    ] = None,
+    dtype: Annotated[
+        Float | None, typer.Option(help="What a model with weights computes in; fp32 by default.", show_default=False)
+    ] = None,
+    pack: Annotated[
+        bool, typer.Option("--pack", help="Copy the weights to model.onnx.data instead of linking their files.")
+    ] = False,
+    ep: Annotated[
+        Provider | None,
+        typer.Option(
+            help="Write model.onnx in the operators of this provider of onnxruntime; portable ONNX by default."
+        ),
+    ] = None,
+    assignments: Set = NOTHING,
+) -> None:
+    """Write model.py, model.onnx and their report, all or nothing, and prove the spec's tiny twin."""
+    from blockc import api
+
+    if weights is None and (pack or dtype is not None):
+        stop(USAGE, f"{'--pack' if pack else '--dtype'} speaks of weights: give them with --weights PATH")
+
+    if ep is not None and dtype not in (None, Float.fp32):
+        stop(USAGE, f"--ep {ep.value} is for fp32, and --dtype says {dtype.value if dtype else ''}")
+    if no_verify and require_proof:
+        stop(USAGE, "--no-verify and --require-proof say opposite things")
+    if assignments and out is None:
+        stop(USAGE, "--set makes another model: say where it goes with --out DIR")
+    model = api.compile(spec_file(spec), assignments)
+    try:
+        built = api.build(
+            model,
+            out,
+            logits=logits.value,
+            proof=not no_verify,
+            require_proof=require_proof,
+            weights=None if weights is None else there(weights),
+            mode="pack" if pack else "link",
+            dtype="fp32" if dtype is None else dtype.value,
+            dialect="standard" if ep is None else "ort",
+        )
+    except api.NotProvedError as error:
+        stop(ENVIRONMENT if error.proof.holds else WRONG, f"{error}; nothing was written")
+    for note in built.notes:
+        print(plain(note))
+    for path in built.files:
+        print(f"{path}  {path.stat().st_size:,} bytes")
+    print(built.line)

@@ -1,0 +1,15 @@
+"""blockc schema: the JSON schema of the language."""
+
+from __future__ import annotations
+
+import json
+
+from blockc.cli.common import app
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of the spec language, for editors."""
+    from blockc.spec import Document
+
+    print(json.dumps(Document.model_json_schema(), indent=2))

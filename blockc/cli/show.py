@@ -1,0 +1,83 @@
+"""blockc show: a spec drawn and counted."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockc.cli.common import NOTHING, USAGE, Set, app, spec_file, stop
+
+
+class Dtype(StrEnum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+    fp8 = "fp8"
+    int8 = "int8"
+
+
+@app.command()
+def show(
+    specs: Annotated[
+        list[Path], typer.Argument(metavar="SPEC...", help="One spec, or several for a row each.", show_default=False)
+    ],
+    expanded: Annotated[
+        bool, typer.Option("--expanded", help="The block algebra that the spec's words stand for.")
+    ] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="The graph, function by function.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
+    context: Annotated[
+        int | None, typer.Option(metavar="T", min=1, help="Tokens; the spec's context by default.")
+    ] = None,
+    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Sequences.")] = 1,
+    dtype: Annotated[Dtype, typer.Option(help="Of weights, cache and activations.")] = Dtype.bf16,
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="M", help="Memory of one device, such as 80GB or 80GiB.")
+    ] = None,
+    assignments: Set = NOTHING,
+) -> None:
+    """Draw the block, list its matrices, and count parameters, FLOPs, cache and memory."""
+    from blockc import api
+    from blockc.show import expanded as expand
+    from blockc.show import rows
+
+    if sum((expanded, graph, as_json)) > 1:
+        stop(USAGE, "--expanded, --graph and --json are three answers: ask for one")
+    memory = _bytes(device_memory) if device_memory else None
+    models = [api.compile(spec_file(spec), assignments) for spec in specs]
+    figures = [api.figures(m, context=context, batch=batch, dtype=dtype.value, device_memory=memory) for m in models]
+    if as_json:
+        data = [f.json() for f in figures]
+        print(json.dumps(data[0] if len(data) == 1 else data, indent=2))
+    elif expanded or graph:
+        print("\n".join(expand(m.decoder) if expanded else m.graph_txt() for m in models), end="")
+    elif len(models) == 1:
+        print(api.show(models[0], figures[0]))
+    else:
+        print(rows(figures))
+
+
+_UNITS = {
+    "": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+def _bytes(text: str) -> int:
+    """192GB is 192e9, 192GiB is 192 * 2^30."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
+    if not found or found[2].upper() not in _UNITS or float(found[1]) == 0:
+        stop(USAGE, f"--device-memory {text}: expected a size such as 80GB or 80GiB")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
