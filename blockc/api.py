@@ -11,23 +11,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from blockc import folder, interp
+from blockc.checking import check_file, check_text, misses
 from blockc.checkpoint import open_checkpoint
-from blockc.compile import Compiled, Dialect, Logits, compiled
+from blockc.compile import PORTABLE, Compiled, compiled
 from blockc.ir import Function, Value, called, is_call
 from blockc.ops import Add, Array
-from blockc.plan import Float, Mode, Plan, plan
-from blockc.proof import Proof, prove
-from blockc.report import Report, expect_misses, report
+from blockc.plan import Mode, Plan, plan
+from blockc.proof import TARGETS, Proof, prove
+from blockc.report import Report, report
 from blockc.shrink import shrink
-from blockc.source import Finding, SpecError, finding, key_place
+from blockc.source import Finding, SpecError
 from blockc.spec import load
-from blockc.weights import LayoutError, group_sizes, layout, patterns, random_parameters
+from blockc.target import Target
+from blockc.weights import random_parameters
 
 __all__ = [
     "Built",
@@ -36,6 +38,7 @@ __all__ = [
     "build",
     "bundled",
     "check",
+    "check_text",
     "compile",
     "figures",
     "show",
@@ -53,22 +56,9 @@ def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # n
     spec as it is written, so with assignments it is not compared.
     """
     model = compiled(load(path, tuple(assignments)))
-    if misses := _misses(model, expectations=not assignments):
-        raise SpecError(misses)
+    if found := misses(model, expectations=not assignments):
+        raise SpecError(found)
     return model
-
-
-def _misses(model: Compiled, expectations: bool) -> list[Finding]:
-    found = expect_misses(model.spec, model.decoder, model.function) if expectations else []
-    if name := model.spec.top.checkpoint:
-        try:
-            patterns(layout(name), model.function, group_sizes(model.function))
-        except LayoutError as error:
-            place = key_place(model.spec.tree, ("checkpoint",))
-            found.append(
-                finding(place, " ".join(str(error).split()), hint="leave checkpoint out for a model of no family")
-            )
-    return found
 
 
 def bundled() -> dict[str, Path]:
@@ -86,12 +76,8 @@ def spec_files(path: Path) -> list[Path]:
 
 
 def check(path: Path | str, assignments: Sequence[str] = ()) -> tuple[Finding, ...]:
-    """All that is wrong with one spec file; empty where it is right."""
-    try:
-        compile(path, assignments)
-    except SpecError as error:
-        return error.findings
-    return ()
+    """All findings of one spec file, errors and warnings, by place; empty where it is clean."""
+    return check_file(str(path), assignments)
 
 
 def figures(
@@ -151,13 +137,12 @@ def build(
     model: Compiled,
     out: Path | str | None = None,
     *,
-    logits: Logits = "all",
+    target: Target = PORTABLE,
     proof: bool = True,
     require_proof: bool = False,
     weights: Path | str | None = None,
     mode: Mode = "link",
-    dtype: Float = "fp32",
-    dialect: Dialect = "standard",
+    runtime: folder.Runtime | None = None,
 ) -> Built:
     """Writes model.py, model.onnx, graph.txt, report.json, spec.resolved.yaml, verify.json, manifest.json to `out`.
 
@@ -166,28 +151,49 @@ def build(
 
     `weights` is a checkpoint: a .safetensors or .gguf file, or a folder. The model then has its parameters,
     as references: with `link` into the checkpoint's own files, hard-linked beside it, with `pack` into
-    model.onnx.data. It computes in `dtype`. Raises CheckpointError naming all that does not fit.
+    model.onnx.data. Raises CheckpointError naming all that does not fit.
 
-    `dialect` is standard, which any runtime takes, or ort: onnxruntime's own operators, for its CPU provider.
+    `target` says what model.onnx is for: any runtime, or a provider of onnxruntime in its own operators; the float type
+    that it computes in; whose logits it gives; and how it holds its cache. `runtime` genai adds the files with which
+    onnxruntime-genai loads the folder; raises GenaiError where it would not run.
     """
-    planned = None if weights is None else _planned(model, Path(weights), mode, dtype)
-    proved = prove(twin(model)) if proof or require_proof else None
+    if target.provider == "cuda":
+        _refuse_far(model.spec.top.context)
+    planned = None if weights is None else _planned(model, Path(weights), mode, target)
+    if planned is not None and planned.mode == "pack" and target.provider is not None:
+        target = replace(target, packed=True)
+        planned = replace(planned, joined=model.parts(target))
+    targets = dict.fromkeys((*TARGETS, replace(target, logits="all")))
+    proved = prove(twin(model), targets=tuple(targets)) if proof or require_proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
         raise NotProvedError(proved)
-    written = folder.write(
-        model, Path(out) if out else Path("generated") / model.spec.name, logits, proved, planned, dialect
-    )
-    return Built(written.files, proved, (*written.notes, *(_left_unfused(model) if dialect == "ort" else ())))
+    place = Path(out) if out else Path("generated") / model.spec.name
+    written = folder.write(model, place, target, proved, planned, runtime)
+    return Built(written.files, proved, (*written.notes, *_not_run(target), *_left_unfused(model, target)))
 
 
-def _left_unfused(model: Compiled) -> list[str]:
+def _refuse_far(context: int) -> None:
+    from blockc.emit.ort import CUDA_CONTEXT
+
+    if context > CUDA_CONTEXT:
+        raise folder.FolderError(f"context {context}: a graph for CUDA tells positions apart up to {CUDA_CONTEXT}")
+
+
+def _not_run(target: Target) -> list[str]:
+    """What was proved on the CPU's kernels alone."""
+    return ["cuda: built, not run here"] if target.provider == "cuda" else []
+
+
+def _left_unfused(model: Compiled, target: Target) -> list[str]:
     """Each reason for which an op is not fused, and how often it holds."""
-    counts = Counter(left.reason for left in model.fused.unfused)
+    counts = Counter(left.reason for left in model.unfused(target))
     return [f"left unfused, {count} times: {reason}" for reason, count in counts.items()]
 
 
-def _planned(model: Compiled, weights: Path, mode: Mode, dtype: Float) -> Plan:
-    return plan(model.function, open_checkpoint(weights), model.spec.top.checkpoint, mode, dtype)
+def _planned(model: Compiled, weights: Path, mode: Mode, target: Target) -> Plan:
+    return plan(
+        model.function, open_checkpoint(weights), model.spec.top.checkpoint, mode, target.dtype, model.spec.top.context
+    )
 
 
 def verify(path: Path | str, assignments: Sequence[str] = ()) -> folder.Checked:

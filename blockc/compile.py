@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 import blockc
 from blockc.algebra import Decoder, elaborate
 from blockc.build import build
+from blockc.diagnostics.graph import GRAPH
 from blockc.ir import Function, GraphError, inline, parameters, render
 from blockc.ops import Array
-from blockc.passes import Fused, fuse, last_token, verify, with_cache
+from blockc.ops.fused import RowQueryAttention
+from blockc.passes import Joined, Parts, Unfused, fuse, join_projections, last_token, verify, with_buffer, with_cache
 from blockc.source import SpecError, finding
 from blockc.spec import Spec, resolved_text
+from blockc.target import Dtype, Padding, Target
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-Logits = Literal["all", "last"]
-Dtype = Literal["fp32", "fp16", "bf16"]
-Dialect = Literal["standard", "ort"]
+PORTABLE = Target()
 
 
 @dataclass(frozen=True)
@@ -38,27 +42,40 @@ class Compiled:
         """The flat form that ONNX is, logits of every token."""
         return verified(inline(self.served))
 
-    @cached_property
-    def last(self) -> Function:
-        """The flat form with logits of the last token alone."""
-        return verified(last_token(self.graph))
+    def flat(self, target: Target) -> Function:
+        """The flat function that an ONNX graph is lowered from."""
+        if target not in self._flats:
+            self._flats[target] = self._made(target)
+        return self._flats[target]
 
     @cached_property
-    def fused(self) -> Fused:
-        """The flat form in onnxruntime's own ops, and what was left as it is."""
-        fused = fuse(self.graph)
-        verify(fused.function)
-        return fused
+    def _flats(self) -> dict[Target, Function]:
+        return {PORTABLE: self.graph}
 
-    @cached_property
-    def fused_last(self) -> Function:
-        return verified(last_token(self.fused.function))
+    def parts(self, target: Target) -> Parts:
+        """The parameters whose rows a joined one of the target's function holds."""
+        return self._joined(target).parts if target.packed else {}
 
-    def flat(self, dialect: Dialect, logits: Logits) -> Function:
-        """The function that an ONNX graph is lowered from."""
-        if dialect == "ort":
-            return self.fused.function if logits == "all" else self.fused_last
-        return self.graph if logits == "all" else self.last
+    def _joined(self, target: Target) -> Joined:
+        return join_projections(self.flat(replace(target, packed=False)))
+
+    def _made(self, target: Target) -> Function:
+        if target.packed:
+            return verified(self._joined(target).function)
+        if target.cache == "buffer":
+            return verified(with_buffer(self.flat(replace(target, cache="joined"))))
+        if target.logits == "last":
+            return verified(last_token(self.flat(replace(target, logits="all"))))
+        return self.graph if target.provider is None else verified(fuse(self.graph, target).function)
+
+    def unfused(self, target: Target) -> tuple[Unfused, ...]:
+        """What a provider's graph leaves as it is, and why."""
+        return () if target.provider is None else fuse(self.graph, target).unfused
+
+    def padding(self, target: Target) -> Padding:
+        """Where a batch's rows may be padded."""
+        by_rows = any(isinstance(n.op, RowQueryAttention) for n in self.flat(target).nodes)
+        return "right" if by_rows else "any"
 
     @property
     def parameters(self) -> int:
@@ -92,27 +109,48 @@ class Compiled:
     def resolved_yaml(self) -> str:
         return resolved_text(self.spec)
 
+    def nodes(self, target: Target) -> dict[str, Any]:
+        """Operators of a target's graph: all of them, the distinct numbers of a layer, and those outside of layers."""
+        from blockc.emit.onnx import counted
+        from blockc.emit.ort import swaps
+
+        layers: Counter[str] = Counter()
+        for name, count in counted(self.flat(target), target.dtype, swaps(target)).items():
+            path = name.split(".")
+            layers[path[1] if path[0] == "layers" else ""] += count
+        outside = layers.pop("", 0)
+        return {"all": outside + layers.total(), "per_layer": sorted(set(layers.values())), "outside": outside}
+
     def onnx(
         self,
-        logits: Logits = "all",
+        target: Target = PORTABLE,
         weights: Mapping[str, Array] | None = None,
-        dtype: Dtype = "fp32",
-        dialect: Dialect = "standard",
+        dtype: Dtype | None = None,
     ) -> bytes:
-        """The model, its parameters as graph inputs, or these arrays inside it."""
+        """The model, its parameters as graph inputs, or these arrays inside it.
+
+        `dtype` makes a target's graph in another float type, node for node, to prove one that cannot be run here.
+        """
         from blockc.emit.onnx import in_memory
 
-        return self.lowered(None if weights is None else in_memory(weights, dtype), logits, dtype, dialect)
+        if weights is not None:
+            weights = with_joined(weights, self.parts(target))
+        tensors = None if weights is None else in_memory(weights, dtype or target.dtype)
+        return self.lowered(target, tensors, dtype)
 
     def lowered(
-        self, tensors: Mapping[str, ir.TensorProtocol] | None, logits: Logits, dtype: Dtype, dialect: Dialect
+        self, target: Target, tensors: Mapping[str, ir.TensorProtocol] | None, dtype: Dtype | None = None
     ) -> bytes:
         """The model with these tensors as its initialisers, wherever they lie."""
         from blockc.emit.onnx import emit, serialised
-        from blockc.emit.ort import SWAPS
+        from blockc.emit.ort import swaps
 
-        swaps = SWAPS if dialect == "ort" else None
-        return serialised(emit(self.flat(dialect, logits), self.metadata, tensors, dtype, swaps))
+        return serialised(emit(self.flat(target), self.metadata, tensors, dtype or target.dtype, swaps(target)))
+
+
+def with_joined(params: Mapping[str, Array], parts: Parts) -> dict[str, Array]:
+    """Parameters, and beside them those that hold the rows of several."""
+    return {**params, **{path: np.concatenate([params[part] for part in held]) for path, held in parts.items()}}
 
 
 def compiled(spec: Spec) -> Compiled:
@@ -123,7 +161,7 @@ def compiled(spec: Spec) -> Compiled:
         served = verified(with_cache(function)) if function.causal else function
     except GraphError as error:
         place = error.place or spec.tree.place
-        raise SpecError([finding(place, str(error), expected=error.expected, got=error.got)]) from None
+        raise SpecError([finding(GRAPH, place, str(error), expected=error.expected, got=error.got)]) from None
     return Compiled(spec, decoder, function, served)
 
 

@@ -6,24 +6,30 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import blockc
 from blockc.checkpoint import linked_checkpoint
-from blockc.compile import Compiled, Dialect, Logits, compiled
+from blockc.compile import Compiled, compiled
+from blockc.genai import files as genai_files
 from blockc.ir import parameters
-from blockc.plan import DATA, Plan, Reference, cannot_link, link, packed_references
+from blockc.plan import DATA, Plan, Reference, cannot_link, joined_references, link, packed_references
 from blockc.plan import plan as make_plan
 from blockc.plan import write as write_data
 from blockc.proof import Proof, prove
+from blockc.safetensors import Stored, shown
 from blockc.shrink import shrink
 from blockc.spec import load
-from blockc.staging import MANIFEST, FolderError, commit, staging
+from blockc.staging import MANIFEST, FolderError, commit, settle, staging
+from blockc.target import Dtype, Target, target_of
 from blockc.weights import CheckpointError
 
+Runtime = Literal["genai"]
 PROOF = "verify.json"
+COUNTED = {"portable": Target(), "cpu": Target("cpu"), "cuda": Target("cuda", "fp16")}
 RUNNABLE = 30_000_000  # parameters up to which a build's own files are run; above, its twin's
 
 
@@ -31,11 +37,12 @@ def texts(model: Compiled) -> dict[str, str]:
     """The files that are committed: free of versions, times, measured errors, and of what any flag says."""
     from blockc.report import report
 
-    figures = report(model.spec, model.decoder, model.function)
+    figures = report(model.spec, model.decoder, model.function).json()
+    figures["onnx_nodes"] = {name: model.nodes(target) for name, target in COUNTED.items()}
     return {
         "model.py": model.model_py(),
         "graph.txt": model.graph_txt(),
-        "report.json": json.dumps(figures.json(), indent=2) + "\n",
+        "report.json": json.dumps(figures, indent=2) + "\n",
         "spec.resolved.yaml": model.resolved_yaml(),
     }
 
@@ -51,28 +58,30 @@ class Written:
 def write(
     model: Compiled,
     out: Path,
-    logits: Logits,
+    target: Target,
     proof: Proof | None,
     plan: Plan | None = None,
-    dialect: Dialect = "standard",
+    runtime: Runtime | None = None,
 ) -> Written:
-    """Writes the build, its weights by the plan if there is one. All or nothing."""
+    """Writes the build, its weights by the plan if there is one, and what a runtime wants beside it. All or nothing."""
     if plan is not None and out.exists() and out.samefile(plan.checkpoint.folder):
         raise FolderError(f"{out} is the checkpoint's own folder: build elsewhere")
     files: dict[str, bytes] = {name: text.encode() for name, text in texts(model).items()}
     if proof is not None:
         files[PROOF] = _json(proof.data())
+    if runtime is not None:
+        files |= _for_genai(model, target, plan)
     with staging(out) as stage:
         plan, weights = (None, None) if plan is None else _weights(plan, stage)
-        files["model.onnx"] = _onnx(model, logits, dialect, None if plan is None else plan.references, weights)
+        files["model.onnx"] = _onnx(model, target, None if plan is None else plan.references)
         files |= plan.checkpoint.companions if plan else {}
         manifest = {
-            "blockc": blockc.__version__,
+            "versions": versions(),
             "name": model.spec.name,
             "semantic_hash": model.decoder.semantic_hash,
             "parameters": model.parameters,
-            "logits": logits,
-            "dialect": dialect,
+            "target": asdict(target),
+            "padding": model.padding(target),
             "files": {name: digest(data) for name, data in sorted(files.items())},
         }
         large = [facts.path.name for facts in plan.links] if plan else []
@@ -97,33 +106,37 @@ def _weights(plan: Plan, stage: Path) -> tuple[Plan, dict[str, Any]]:
             (stage / facts.path.name).unlink(missing_ok=True)
         why = f"the weights cannot be linked from where they lie ({error.strerror}): packed"
         plan = replace(plan, mode="pack", notes=(*plan.notes, why))
-    data = write_data(plan, stage / DATA)
+    digests: dict[str, str] = {}
+    data = write_data(plan, stage / DATA, digests)
     sources = [facts.facts for facts in plan.links]
     return plan, {
         "mode": plan.mode,
-        "dtype": plan.dtype,
         "sources": sources,
+        "tensors": digests,
         "data": {"name": DATA, "size": data.size, "sha256": data.sha256} if data else None,
     }
 
 
-def _onnx(
-    model: Compiled,
-    logits: Logits,
-    dialect: Dialect,
-    references: Mapping[str, Reference] | None,
-    weights: Mapping[str, Any] | None,
-) -> bytes:
+def _for_genai(model: Compiled, target: Target, plan: Plan | None) -> dict[str, bytes]:
+    """What genai reads, from the graph as it will be: what it does not run is refused before any weight moves."""
+    graph = _onnx(model, target, plan.references if plan else None)
+    return genai_files(graph, plan.checkpoint.companions if plan else {}, model.spec.top.context, target.provider)
+
+
+def _onnx(model: Compiled, target: Target, references: Mapping[str, Reference] | None) -> bytes:
     """The graph; with weights as a manifest has them, its parameters are references into files beside it."""
     from blockc.emit.external import external
 
-    if references is None or weights is None:
-        return model.onnx(logits, dialect=dialect)
-    return model.lowered(external(references), logits, weights["dtype"], dialect)
+    return model.lowered(target, None if references is None else external(references))
 
 
 def _json(data: Any) -> bytes:
     return (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
+
+
+def versions() -> dict[str, str]:
+    """Of blockc and of what model.onnx is computed and written with: another one may give other bytes."""
+    return {"blockc": blockc.__version__} | {name: version(name) for name in ("numpy", "onnx", "onnx-ir")}
 
 
 def digest(data: bytes) -> str:
@@ -139,30 +152,36 @@ class Checked:
     proof: Proof | None
 
 
-def check(folder: Path) -> Checked:
-    """The manifest, then the proof: a build small enough is run as it lies there, file by file.
+def check(folder: Path, deep: bool = False) -> Checked:
+    """The manifest, then the proof: of a build small enough the model.onnx is run as it lies there.
 
     A larger one, and one with weights, must be, byte for byte, what its spec gives now, and its twin is run in its
-    stead; with weights it must also open.
+    stead; with weights it must also open. model.py must be that of its spec always: no other Python is run. `deep`
+    reads every linked tensor too, and compares what it holds.
     """
+    settle(folder)
     manifest = _manifest(folder)
-    files, weights = manifest["files"], manifest.get("weights")
+    files, weights, target = manifest["files"], manifest.get("weights"), manifest["target"]
     changed = [name for name, hash_ in files.items() if _digest_of(folder / name) != hash_]
     if weights is not None:
         changed += _changed_weights(folder, weights)
+    if deep and weights is not None and not changed:
+        changed += _changed_tensors(folder, weights)
     if changed:
         return Checked(tuple(changed), (), None)
     _refuse_strange(folder, weights)
     model = compiled(load(folder / "spec.resolved.yaml"))
+    if digest(model.model_py().encode()) != files["model.py"]:
+        return Checked((), ("model.py",), None)
     if weights is None and model.parameters <= RUNNABLE:
         onnx = (folder / "model.onnx").read_bytes()
-        return Checked((), (), prove(model, folder / "model.py", onnx, manifest.get("dialect", "standard")))
-    references = None if weights is None else _references(model, folder, weights)
+        return Checked((), (), prove(model, folder / "model.py", (target, onnx)))
+    references = None if weights is None else _references(model, folder, weights, target)
     now = {name: text.encode() for name, text in texts(model).items()}
-    now["model.onnx"] = _onnx(model, manifest["logits"], manifest.get("dialect", "standard"), references, weights)
+    now["model.onnx"] = _onnx(model, target, references)
     unlike = tuple(name for name, data in now.items() if name in files and digest(data) != files[name])
     if not unlike and weights is not None:
-        _open(folder / "model.onnx", weights["dtype"])
+        _open(folder / "model.onnx", target.dtype)
     return Checked((), unlike, None if unlike else prove(compiled(shrink(model.spec))))
 
 
@@ -181,6 +200,21 @@ def _changed_weights(folder: Path, weights: dict[str, Any]) -> list[str]:
     return changed
 
 
+def _changed_tensors(folder: Path, weights: dict[str, Any]) -> list[str]:
+    """What a linked file's size, time and header do not tell: the tensors whose bytes are others."""
+    if not isinstance(weights.get("tensors"), dict):
+        raise FolderError(f"{folder / MANIFEST}: holds no digests of tensors: build the folder again")
+    tensors = linked_checkpoint(folder, [source["name"] for source in weights["sources"]]).tensors
+    changed: list[str] = []
+    for name, hash_ in weights["tensors"].items():
+        stored, now = tensors.get(name), hashlib.sha256()
+        for part in stored.raw() if isinstance(stored, Stored) else ():
+            now.update(part.data)
+        if now.hexdigest() != hash_:
+            changed.append(f"{stored.path.name}: {shown(name)}" if isinstance(stored, Stored) else shown(name))
+    return changed
+
+
 def _refuse_strange(folder: Path, weights: dict[str, Any] | None) -> None:
     """A model may name no file but those of its build, and those lie in its folder. Raises FolderError."""
     from blockc.emit.external import locations
@@ -194,16 +228,18 @@ def _refuse_strange(folder: Path, weights: dict[str, Any] | None) -> None:
             raise FolderError(f"{folder / location}: a link that leaves the folder")
 
 
-def _references(model: Compiled, folder: Path, weights: dict[str, Any]) -> dict[str, Reference]:
+def _references(model: Compiled, folder: Path, weights: dict[str, Any], target: Target) -> dict[str, Reference]:
     """Where the parameters must lie: by the headers of what was linked, else one after another."""
     if weights["mode"] == "pack":
         shapes = {path: param.shape for path, param in parameters(model.function).items()}
-        return packed_references(shapes, weights["dtype"])
+        parts = model.parts(target)
+        laid = packed_references(shapes, target.dtype, parts)
+        return laid | joined_references(laid, parts)
     checkpoint = linked_checkpoint(folder, [source["name"] for source in weights["sources"]])
-    return make_plan(model.function, checkpoint, model.spec.top.checkpoint, "link", weights["dtype"]).references
+    return make_plan(model.function, checkpoint, model.spec.top.checkpoint, "link", target.dtype).references
 
 
-def _open(path: Path, dtype: str) -> None:
+def _open(path: Path, dtype: Dtype) -> None:
     """The model with its weights in a session. onnxruntime's CPU kernels take no bf16, so that is not tried."""
     if importlib.util.find_spec("onnxruntime") is None or dtype == "bf16":
         return
@@ -223,9 +259,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         named = {str(name) for name in manifest["files"]}
+        manifest["target"] = target_of(manifest["target"])
         weights = manifest.get("weights")
         if weights is not None:
-            weights["dtype"] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}[weights["dtype"]]
             large = [*weights["sources"], *([weights["data"]] if weights["data"] else [])]
             named |= {str(entry["name"]) for entry in large}
     except FileNotFoundError:

@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -19,10 +19,12 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from blockc.checkpoint import Checkpoint, Tensor
+from blockc.facts import misfits
 from blockc.ir import Function, parameters
 from blockc.layouts import Item, Layout, layout
 from blockc.ops import Array
-from blockc.safetensors import CheckpointError, FileFacts, Shape, Stored
+from blockc.passes import Parts
+from blockc.safetensors import CheckpointError, FileFacts, Shape, Stored, widened
 from blockc.weights import Matched, Rule, group_sizes, matched, misfit, parted, rules, untied
 
 Mode = Literal["link", "pack"]
@@ -77,6 +79,7 @@ class Plan:
     mode: Mode
     dtype: Float
     notes: tuple[str, ...] = ()
+    joined: Parts = field(default_factory=dict[str, tuple[str, ...]])  # one parameter of the graph: the rows of these
 
     @cached_property
     def linked(self) -> Mapping[str, Stored]:
@@ -87,12 +90,12 @@ class Plan:
     @cached_property
     def packed(self) -> Mapping[str, Reference]:
         shapes = {path: s.rule.shapes[s.part] for path, s in self.sources.items() if path not in self.linked}
-        return packed_references(shapes, self.dtype)
+        return packed_references(shapes, self.dtype, self.joined)
 
     @property
     def references(self) -> dict[str, Reference]:
         into = {path: Reference(s.path.name, s.offset, s.length, s.word, s.shape) for path, s in self.linked.items()}
-        return into | dict(self.packed)
+        return into | dict(self.packed) | joined_references(self.packed, self.joined)
 
     @property
     def links(self) -> tuple[FileFacts, ...]:
@@ -100,19 +103,42 @@ class Plan:
         return self.checkpoint.files if self.mode == "link" else ()
 
 
-def packed_references(shapes: Mapping[str, Shape], dtype: Float) -> dict[str, Reference]:
-    """One after another in the data file, each from a page's start."""
+def packed_references(shapes: Mapping[str, Shape], dtype: Float, joined: Parts) -> dict[str, Reference]:
+    """One after another in the data file, each from a page's start; the parts of a joined one close together."""
+    leads = {parts[0]: parts for parts in joined.values()}
+    inner = {path for parts in joined.values() for path in parts[1:]}
     made: dict[str, Reference] = {}
     end = 0
-    for path, shape in shapes.items():
-        length = math.prod(shape) * _BYTES[dtype]
-        made[path] = Reference(DATA, end, length, WORDS[dtype], shape)
-        end += length + -length % PAGE
+    for first in (path for path in shapes if path not in inner):
+        for path in leads.get(first, (first,)):
+            length = math.prod(shapes[path]) * _BYTES[dtype]
+            made[path] = Reference(DATA, end, length, WORDS[dtype], shapes[path])
+            end += length
+        end += -end % PAGE
     return made
 
 
-def plan(function: Function, checkpoint: Checkpoint, family: str | None, mode: Mode, dtype: Float) -> Plan:
-    """Names, shapes and ties, compared before anything is written. Raises CheckpointError listing all that is wrong.
+def joined_references(made: Mapping[str, Reference], joined: Parts) -> dict[str, Reference]:
+    """Each joined parameter as the bytes of its parts, which follow one another."""
+    into: dict[str, Reference] = {}
+    for path, parts in joined.items():
+        first, rows = made[parts[0]], sum(made[part].shape[0] for part in parts)
+        length = sum(made[part].length for part in parts)
+        into[path] = Reference(first.location, first.offset, length, first.word, (rows, *first.shape[1:]))
+    return into
+
+
+def plan(
+    function: Function,
+    checkpoint: Checkpoint,
+    family: str | None,
+    mode: Mode,
+    dtype: Float,
+    context: int | None = None,
+) -> Plan:
+    """Names, shapes, ties, and what the checkpoint says of itself, compared before anything is written.
+
+    Raises CheckpointError listing all that is wrong. `context` is the spec's: no longer than the checkpoint's.
 
     `family` names the layout; a file that says its own goes by that, and without either the names are the parameters'.
     A GGUF file's numbers are encoded, so that nothing can point at them: it is packed.
@@ -126,7 +152,7 @@ def plan(function: Function, checkpoint: Checkpoint, family: str | None, mode: M
         for part, target in enumerate(rule.targets)
     }
     tied, unlike = _compared(match, checkpoint, found)
-    if faults := [*match.faults, *unlike]:
+    if faults := [*misfits(checkpoint.says, function, context), *match.faults, *unlike]:
         raise misfit(faults)
     sources = {path: found[path] for path in parameters(function)}
     notes = [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
@@ -182,16 +208,21 @@ class Written:
     sha256: str
 
 
-def write(plan: Plan, path: Path) -> Written | None:
+def write(plan: Plan, path: Path, digests: dict[str, str] | None = None) -> Written | None:
     """Reads every parameter once: what is packed goes to the data file at `path`, None where nothing is.
 
     Never more than one tensor and its parts are in memory, of plain ones a piece. What is linked is read too, at the
-    speed of the disk. Raises CheckpointError naming all tensors that hold NaN or Inf, or more than the float type can.
+    speed of the disk; `digests` gets the sha256 of each linked tensor's bytes by its name in the checkpoint. Raises
+    CheckpointError naming all tensors that hold NaN or Inf, or more than the float type can.
     """
     bad: dict[str, str] = {}
-    for param in plan.linked:
-        for piece in plan.sources[param].pieces():
-            _check(plan.sources[param].name, piece, plan.dtype, bad)
+    for param, stored in plan.linked.items():
+        name, digest = plan.sources[param].name, hashlib.sha256()
+        for part in stored.raw():
+            digest.update(part.data)
+            _check(name, _extreme(part, stored.word), plan.dtype, bad)
+        if digests is not None:
+            digests[name] = digest.hexdigest()
     written = _write_packed(plan, path, bad) if plan.packed else None
     if bad:
         raise CheckpointError("\n  ".join(["the checkpoint's numbers are not usable:", *bad.values()]))
@@ -224,6 +255,11 @@ def _check(name: str, piece: Array, dtype: Float, bad: dict[str, str]) -> None:
         bad[name] = f"not finite: {name} holds NaN or Inf"
     elif peak > _LARGEST[dtype]:
         bad.setdefault(name, f"too large: {name} holds {peak:.6g}, and {dtype} ends at {_LARGEST[dtype]:.6g}")
+
+
+def _extreme(part: Array, word: str) -> Array:
+    """Of bf16, two bytes a number, the one largest in magnitude: widening them all would take ten times as long."""
+    return widened((part & part.dtype.type(0x7FFF)).max(keepdims=True), word) if word == "BF16" else part
 
 
 def largest(piece: Array) -> float:

@@ -52,11 +52,19 @@ class _Sizes:
         self.width = self._width()
 
     def _factor(self) -> Fraction:
-        """One for all heads, so that unlike ones stay unlike: the smallest, or its rotary part, becomes HEAD_DIM."""
-        wide = [a.rope.dims if a.rope and a.rope.dims else a.head_dim or 1 for a in self.all]
-        factor = min(Fraction(1), max((Fraction(HEAD_DIM, w) for w in wide), default=Fraction(1)))
-        whole = all((size * factor).denominator == 1 for a in self.all for size in (a.head_dim or 1,))
-        return factor if whole else Fraction(1)
+        """One for all heads, so that unlike ones stay unlike: the smallest, or its rotary part, becomes HEAD_DIM.
+
+        Sizes that fused attention takes become such sizes, so that the twin is fused where the model is.
+        """
+        turned = [a.rope.dims for a in self.all if a.rope and a.rope.dims]
+        whole = [a.head_dim or 1 for a in self.all]
+        least = min((a.rope.dims if a.rope and a.rope.dims else a.head_dim or 1 for a in self.all), default=1)
+        unit = HEAD_DIM if all(size % HEAD_DIM == 0 for size in whole + turned) else 1
+        for few in range(HEAD_DIM, least, HEAD_DIM):
+            factor = Fraction(few, least)
+            if all((size * factor / unit).denominator == 1 for size in whole + (turned if unit > 1 else [])):
+                return factor
+        return Fraction(1)
 
     def _width(self) -> int:
         """In the same ratio to the twin's heads together: a twin in which the two are equal hides who reads which."""

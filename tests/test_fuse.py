@@ -16,17 +16,21 @@ from blockc.compile import Compiled, compiled
 from blockc.emit.onnx import emit, serialised
 from blockc.ir import Function, Node, node, parameters
 from blockc.ops import Attention, Input, Op, Rotary, Sample
+from blockc.ops.buffer import BUFFER
 from blockc.ops.fused import FUSED, GroupQueryAttention, SkipNorm
 from blockc.passes import verify
 from blockc.proof import Proof, prove
 from blockc.proof.cases import Case
+from blockc.proof.feeding import empty_pasts
 from blockc.proof.matrix import TOLERANCE
-from blockc.proof.runners import Onnx, Oracle, empty_pasts
+from blockc.proof.runners import Onnx, Oracle
 from blockc.shrink import shrink
 from blockc.source import parse
 from blockc.spec import from_tree, load
+from blockc.target import Target
 from blockc.weights import random_parameters
 
+CPU, CUDA = Target("cpu"), Target("cuda", "fp16")
 ROOT = Path(__file__).parent.parent
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
 _proofs: dict[str, Proof] = {}
@@ -49,7 +53,7 @@ def proof(name: str) -> Proof:
 # Each fused op by itself
 
 
-SAMPLES = [(op, i) for op in FUSED for i in range(len(op.samples()))]
+SAMPLES = [(op, i) for op in (*FUSED, *BUFFER) for i in range(len(op.samples()))]
 
 
 def one_node(sample: Sample) -> Function:
@@ -110,7 +114,7 @@ def test_fused_is_unfused(name: str) -> None:
 def test_the_full_size_fused_graph_opens_in_a_session(name: str) -> None:
     model = full(name)
     for logits in ("all", "last"):
-        data = model.onnx(logits, dialect="ort")
+        data = model.onnx(Target("cpu", logits=logits))
         session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
         names = [value.name for value in session.get_inputs()]
         assert set(parameters(model.function)) <= set(names)
@@ -122,7 +126,7 @@ def ops(data: bytes) -> Counter[str]:
 
 
 def test_llama3_8b_has_32_attentions_and_no_softmax() -> None:
-    counted = ops(full("llama3-8b").onnx(dialect="ort"))
+    counted = ops(full("llama3-8b").onnx(CPU))
     assert counted["GroupQueryAttention"] == 32
     assert counted["SkipSimplifiedLayerNormalization"] == 64
     assert counted["FusedMatMul"] == 32 * 7 + 1
@@ -130,12 +134,12 @@ def test_llama3_8b_has_32_attentions_and_no_softmax() -> None:
     for gone in ("Softmax", "Attention", "Transpose", "MatMul", "RotaryEmbedding", "Sigmoid", "Concat"):
         assert counted[gone] == 0, gone
     assert counted["Cast"] <= 3  # positions to angles, lengths to int32: none in a layer
-    in_layers = [n for n in full("llama3-8b").fused.function.nodes if n.name.startswith("layers.5.")]
+    in_layers = [n for n in full("llama3-8b").flat(CPU).nodes if n.name.startswith("layers.5.")]
     assert len(in_layers) == 12
 
 
 def test_what_every_layer_shares_is_made_once() -> None:
-    nodes = full("gemma2-9b").fused.function.nodes
+    nodes = full("gemma2-9b").flat(CPU).nodes
     names = Counter(n.op.name for n in nodes if not n.name.startswith("layers."))
     assert names["mask_bias"] == 2  # one a window
     assert names["slots"] == names["lengths"] == names["rotary_rows"] == 1
@@ -143,17 +147,16 @@ def test_what_every_layer_shares_is_made_once() -> None:
 
 def test_every_unfused_op_has_its_reason() -> None:
     for name in SPECS:
-        fused = full(name).fused
-        listed = {left.node for left in fused.unfused}
-        for n in fused.function.nodes:
+        model = full(name)
+        unfused = model.unfused(CPU)
+        listed = {left.node for left in unfused}
+        for n in model.flat(CPU).nodes:
             if isinstance(n.op, Attention) or n.op.name in ("rms_norm", "layer_norm"):
                 assert n.name in listed, f"{name}: {n.name}"
-        assert all(left.reason for left in fused.unfused)
-    reasons = {left.node: left.reason for left in full("gemma2-9b").fused.unfused}
-    assert reasons["layers.3.mlp_norm"] == "the kernel has no (offset + weight)"
-    reasons = {left.node: left.reason for left in full("pythia-410m").fused.unfused}
+        assert all(left.reason for left in unfused)
+    reasons = {left.node: left.reason for left in full("pythia-410m").unfused(CPU)}
     assert reasons["layers.3.mlp_norm"] == "another norm of the same sum has the kernel"
-    reasons = {left.node: left.reason for left in full("block-4x4").fused.unfused}
+    reasons = {left.node: left.reason for left in full("block-4x4").unfused(CPU)}
     assert reasons["layers.0.attention.mixed"] == "head_dim 4 is no multiple of 8"
 
 
@@ -188,10 +191,11 @@ head: {tied: true}
 def test_attention_is_fused_where_it_is_legal(head_dim: int, dims: int, reason: str) -> None:
     text = BASE.replace("HEAD", str(head_dim)).replace("DIMS", str(dims))
     model = compiled(from_tree(parse(text, "small.yaml")))
-    fused = model.fused
-    assert [left.reason for left in fused.unfused if left.node.endswith("mixed")] == ([reason] * 2 if reason else [])
-    assert any(isinstance(n.op, GroupQueryAttention) for n in fused.function.nodes) == (not reason)
-    verify(fused.function)
+    assert [left.reason for left in model.unfused(CPU) if left.node.endswith("mixed")] == (
+        [reason] * 2 if reason else []
+    )
+    assert any(isinstance(n.op, GroupQueryAttention) for n in model.flat(CPU).nodes) == (not reason)
+    verify(model.flat(CPU))
     result = prove(model)
     assert result.complete, result.table()
 
@@ -199,7 +203,7 @@ def test_attention_is_fused_where_it_is_legal(head_dim: int, dims: int, reason: 
 def test_two_norms_of_one_sum_and_sums_that_go_on() -> None:
     """The sum comes out of the kernel beside the norm, for whoever else reads it."""
     model = twin("pythia-410m")
-    skips = [n for n in model.fused.function.nodes if isinstance(n.op, SkipNorm)]
+    skips = [n for n in model.flat(CPU).nodes if isinstance(n.op, SkipNorm)]
     assert [n.name for n in skips] == ["layers.1.attention_norm", "final_norm"]
 
 
@@ -213,7 +217,7 @@ def test_rows_that_are_padding_give_finite_numbers(name: str) -> None:
     params = random_parameters(model.function, 1)
     tokens = np.arange(4)
     case = Case("padded", (tokens[:1], tokens, tokens[:0]), (3, 0, 0), (4,))
-    runner = Onnx(model.onnx(dialect="ort"), model.served)
+    runner = Onnx(model.onnx(CPU), model.flat(CPU))
     assert np.isfinite(runner.run(case, params).logits).all()
 
 
@@ -228,11 +232,11 @@ def test_decoding_after_a_prompt_padded_on_the_right(name: str) -> None:
     ids[0], ids[1, :3], ids[1, 6:] = rows[0], rows[1][:3], rows[1][3:]
     mask[1, 3:6] = 0
     positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
-    runner = Onnx(model.onnx(dialect="ort"), model.served)
+    runner = Onnx(model.onnx(CPU), model.flat(CPU))
     names = [value.name for value in runner.session.get_outputs()]
     known = {value.name for value in runner.session.get_inputs()}
     weights = {path: a.astype(np.float32) for path, a in params.items()}
-    state = empty_pasts(model.served, 2)
+    state = empty_pasts(model.flat(CPU), Case("", tuple(rows), (0, 0), (9,)))
     parts: list[NDArray[np.generic]] = []
     for start, end in ((0, 6), (6, 7), (7, 8), (8, 9)):
         given = {
@@ -274,14 +278,14 @@ def test_probe_positions_are_a_first_one_and_those_that_follow() -> None:
 
 def test_probe_several_new_tokens_on_a_past_take_one_row() -> None:
     model = twin("llama3-8b")
-    runner = Onnx(model.onnx(dialect="ort"), model.served)
+    runner = Onnx(model.onnx(CPU), model.flat(CPU))
     tokens = np.arange(5)
     with pytest.raises(Exception, match=r"(?i)batch"):
         runner.run(Case("two rows", (tokens, tokens), (0, 0), (2, 3)), random_parameters(model.function, 1))
 
 
 def test_rotary_fields_say_what_is_turned() -> None:
-    turned = [n.op.rotary for n in twin("pythia-410m").fused.function.nodes if isinstance(n.op, GroupQueryAttention)]
+    turned = [n.op.rotary for n in twin("pythia-410m").flat(CPU).nodes if isinstance(n.op, GroupQueryAttention)]
     assert turned == [Rotary(16, 64)] * 2
 
 
@@ -290,7 +294,7 @@ def test_rotary_fields_say_what_is_turned() -> None:
 
 def test_a_build_for_a_provider_is_proved_as_it_lies_there(tmp_path: Path) -> None:
     model = twin("llama3-8b")
-    built = api.build(model, tmp_path, proof=False, dialect="ort")
+    built = api.build(model, tmp_path, proof=False, target=CPU)
     assert built.notes == ("left unfused, 1 times: it reads no sum",)
     checked = api.verify(tmp_path)
     assert checked.proof is not None
@@ -300,7 +304,7 @@ def test_a_build_for_a_provider_is_proved_as_it_lies_there(tmp_path: Path) -> No
     proto = onnx.load_from_string(data)
     norm = next(n for n in proto.graph.node if n.name.startswith("/layers/1/mlp_norm/Skip"))
     norm.attribute[0].f = 1e-2
-    planted = prove(model, model_onnx=proto.SerializeToString(), dialect="ort")
+    planted = prove(model, given=(CPU, proto.SerializeToString()))
     wrong = [row for row in planted.rows if not row.holds]
     assert {row.backend for row in wrong} == {"onnxruntime, fused"}
     full_run = next(row for row in wrong if row.variant == "full")

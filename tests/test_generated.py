@@ -12,6 +12,7 @@ import pytest
 from blockc import api, folder
 from blockc.compile import compiled
 from blockc.spec import load
+from blockc.target import Target
 
 ROOT = Path(__file__).parent.parent
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
@@ -37,7 +38,7 @@ def test_nothing_else_is_committed() -> None:
 def test_no_build_flag_changes_a_committed_file(tmp_path: Path) -> None:
     model = api.compile(ROOT / "specs" / "gemma2-9b.yaml")
     api.build(model, tmp_path / "a", proof=False)
-    api.build(model, tmp_path / "b", logits="last", require_proof=True)
+    api.build(model, tmp_path / "b", target=Target(logits="last"), require_proof=True)
     for file in COMMITTED:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     assert (tmp_path / "a" / "model.onnx").read_bytes() != (tmp_path / "b" / "model.onnx").read_bytes()

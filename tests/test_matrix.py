@@ -22,6 +22,7 @@ from blockc.proof.runners import Onnx, Oracle, Torch
 from blockc.shrink import shrink
 from blockc.source import parse
 from blockc.spec import from_tree, load
+from blockc.target import Target
 from blockc.weights import random_parameters
 
 ROOT = Path(__file__).parent.parent
@@ -157,7 +158,7 @@ def test_the_full_size_graph_opens_in_a_session(name: str) -> None:
     model = full(name)
     paths = parameters(model.function)
     for logits in ("all", "last"):
-        data = model.onnx(logits)
+        data = model.onnx(Target(logits=logits))
         onnx.checker.check_model(data, full_check=True)
         session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
         names = [value.name for value in session.get_inputs()]
@@ -185,7 +186,7 @@ def test_the_cache_inputs_are_the_reported_bytes() -> None:
 
 
 def test_the_tolerance_is_tight() -> None:
-    assert TOLERANCE == {"float64": 1e-9, "float32": 3e-5}
+    assert TOLERANCE == {"float64": 1e-9, "float32": 3e-5, "float16": 1e-2}
 
 
 def test_405b_builds_in_400_megabytes(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ from blockc.ops import (
     VisibleBothWays,
 )
 from blockc.ops.base import Elementwise
+from blockc.ops.buffer import BUFFER
 from blockc.ops.fused import FUSED
 from blockc.weights import random_parameters
 
@@ -174,14 +175,14 @@ def test_every_op_is_listed_with_samples_of_its_own() -> None:
         return {cls}.union(*(below(c) for c in cls.__subclasses__()))
 
     defined = {op for op in below(Op) if op.__module__.startswith("blockc.ops")}
-    assert defined - {Op, Elementwise, Input, Call} == {*ALL, *FUSED}
+    assert defined - {Op, Elementwise, Input, Call} == {*ALL, *FUSED, *BUFFER}
     assert len(ALL) == len(set(ALL))
-    for op in (*ALL, *FUSED):
+    for op in (*ALL, *FUSED, *BUFFER):
         assert op.samples()
         assert all(type(sample.op) is op for sample in op.samples())
 
 
-@pytest.mark.parametrize("op", [*ALL, *FUSED], ids=lambda op: op.__name__)
+@pytest.mark.parametrize("op", [*ALL, *FUSED, *BUFFER], ids=lambda op: op.__name__)
 def test_an_op_says_its_mathematics_first_and_depends_on_few_things(op: type[Op]) -> None:
     first = (op.__doc__ or "").splitlines()[0]
     assert not first.startswith(f"{op.__name__}("), "the docstring is the one that dataclass writes"

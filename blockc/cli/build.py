@@ -18,6 +18,16 @@ class Logits(StrEnum):
 
 class Provider(StrEnum):
     cpu = "cpu"
+    cuda = "cuda"
+
+
+class Runtime(StrEnum):
+    genai = "genai"
+
+
+class Cache(StrEnum):
+    joined = "joined"
+    buffer = "buffer"
 
 
 class Float(StrEnum):
@@ -44,7 +54,7 @@ def build(
         typer.Option(metavar="PATH", help="A .safetensors or .gguf file, or a folder: model.onnx then has weights."),
     ] = None,
     dtype: Annotated[
-        Float | None, typer.Option(help="What a model with weights computes in; fp32 by default.", show_default=False)
+        Float | None, typer.Option(help="What model.onnx computes in; fp32, for cuda fp16.", show_default=False)
     ] = None,
     pack: Annotated[
         bool, typer.Option("--pack", help="Copy the weights to model.onnx.data instead of linking their files.")
@@ -55,32 +65,51 @@ def build(
             help="Write model.onnx in the operators of this provider of onnxruntime; portable ONNX by default."
         ),
     ] = None,
+    cache: Annotated[
+        Cache | None,
+        typer.Option(
+            help="How portable ONNX keeps keys and values: joined with the past, or written into a buffer (opset 24).",
+            show_default=False,
+        ),
+    ] = None,
+    runtime: Annotated[
+        Runtime | None,
+        typer.Option("--target", help="Add the files with which this runtime loads the folder: onnxruntime-genai."),
+    ] = None,
     assignments: Set = NOTHING,
 ) -> None:
     """Write model.py, model.onnx and their report, all or nothing, and prove the spec's tiny twin."""
     from blockc import api
+    from blockc.target import DEFAULT, Target
 
-    if weights is None and (pack or dtype is not None):
-        stop(USAGE, f"{'--pack' if pack else '--dtype'} speaks of weights: give them with --weights PATH")
-
-    if ep is not None and dtype not in (None, Float.fp32):
-        stop(USAGE, f"--ep {ep.value} is for fp32, and --dtype says {dtype.value if dtype else ''}")
+    if weights is None and pack:
+        stop(USAGE, "--pack speaks of weights: give them with --weights PATH")
+    if weights is None and runtime is not None:
+        stop(USAGE, f"--target {runtime.value} wants a model with weights: give them with --weights PATH")
+    if ep is not None and cache is not None:
+        stop(USAGE, "--cache speaks of portable ONNX: a provider's own attention takes either")
     if no_verify and require_proof:
         stop(USAGE, "--no-verify and --require-proof say opposite things")
     if assignments and out is None:
         stop(USAGE, "--set makes another model: say where it goes with --out DIR")
+    provider = None if ep is None else ep.value
+    target = Target(
+        provider,
+        DEFAULT[provider] if dtype is None else dtype.value,
+        logits.value,
+        "joined" if cache is None else cache.value,
+    )
     model = api.compile(spec_file(spec), assignments)
     try:
         built = api.build(
             model,
             out,
-            logits=logits.value,
+            target=target,
             proof=not no_verify,
             require_proof=require_proof,
             weights=None if weights is None else there(weights),
             mode="pack" if pack else "link",
-            dtype="fp32" if dtype is None else dtype.value,
-            dialect="standard" if ep is None else "ort",
+            runtime=None if runtime is None else runtime.value,
         )
     except api.NotProvedError as error:
         stop(ENVIRONMENT if error.proof.holds else WRONG, f"{error}; nothing was written")

@@ -78,6 +78,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 def guarded(run: Callable[[], Any]) -> int:
     try:
         code = run()
+        sys.stdout.flush()
         return code if isinstance(code, int) else OK
     except typer.Exit as error:
         return error.exit_code
@@ -86,7 +87,7 @@ def guarded(run: Callable[[], Any]) -> int:
         return USAGE
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone
+    except (BrokenPipeError, SystemExit):  # the reader of our output has gone, of which typer makes an exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except Exception as error:
@@ -98,13 +99,14 @@ def guarded(run: Callable[[], Any]) -> int:
 def _said(error: Exception) -> int:
     """What an error is to the user: the spec's fault, the machine's, or ours."""
     from blockc.folder import FolderError
+    from blockc.genai import GenaiError
     from blockc.source import SpecError
     from blockc.weights import CheckpointError, LayoutError
 
     if isinstance(error, SpecError):
         print_findings(error.findings)
         return WRONG
-    if isinstance(error, FolderError | CheckpointError | LayoutError):
+    if isinstance(error, FolderError | GenaiError | CheckpointError | LayoutError):
         print(f"blockc: {plain(str(error))}", file=sys.stderr)
         return WRONG
     if isinstance(error, OSError):

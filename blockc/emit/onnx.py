@@ -1,26 +1,34 @@
-"""Functions to ONNX in the standard dialect: the inlined graph, node by node, in ai.onnx operators of opset 23.
+"""Functions to ONNX: the inlined graph, node by node, in ai.onnx operators of opset 23, or 24 where one needs it.
 
 Built directly, never traced: no torch is needed and no weight is touched, so a graph of any size takes milliseconds.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from blockc.ir import B, Dim, Dtype, Function, Node, P, S, T, Type, Value, parameters
+from blockc import target
+from blockc.ir import B, Dim, Dtype, Function, M, Node, P, S, T, Type, Value, parameters
 from blockc.ops import Array, OnnxBuilder, OnnxValue, Op
 
 OPSET = 23
+_LATER = {"TensorScatter": 24}  # the opset that an operator came with, where that is a later one
 _IR_VERSION = 11
-_NAMES = {B: "batch_size", S: "sequence_length", P: "past_sequence_length", T: "total_sequence_length"}
+_NAMES = {
+    B: "batch_size",
+    S: "sequence_length",
+    P: "past_sequence_length",
+    T: "total_sequence_length",
+    M: "cache_length",
+}
 Swap = Callable[[Any, OnnxBuilder, tuple[OnnxValue, ...], tuple[OnnxValue, ...]], Sequence[OnnxValue]]
-Float = Literal["fp32", "fp16", "bf16"]
-FLOATS: dict[Float, ir.DataType] = {
+FLOATS: dict[target.Dtype, ir.DataType] = {
     "fp32": ir.DataType.FLOAT,
     "fp16": ir.DataType.FLOAT16,
     "bf16": ir.DataType.BFLOAT16,
@@ -31,7 +39,7 @@ def emit(
     function: Function,
     metadata: Mapping[str, str],
     weights: Mapping[str, ir.TensorProtocol] | None = None,
-    dtype: Float = "fp32",
+    dtype: target.Dtype = "fp32",
     swaps: Mapping[type[Op], Swap] | None = None,
 ) -> ir.Model:
     """The model of an inlined function, in one float type.
@@ -46,7 +54,7 @@ def emit(
         emitter.outputs(),
         nodes=emitter.builder.nodes,
         initializers=emitter.initialisers,
-        opset_imports={"": OPSET} | dict.fromkeys(emitter.builder.domains - {""}, 1),
+        opset_imports={"": emitter.opset} | dict.fromkeys(emitter.builder.domains - {""}, 1),
         name=function.name,
     )
     return ir.Model(graph, ir_version=_IR_VERSION, producer_name="blockc", metadata_props=dict(metadata))
@@ -60,7 +68,7 @@ def serialised(model: ir.Model) -> bytes:
     return ir.to_proto(model).SerializeToString(deterministic=True)
 
 
-def in_memory(weights: Mapping[str, Array], dtype: Float = "fp32") -> dict[str, ir.TensorProtocol]:
+def in_memory(weights: Mapping[str, Array], dtype: target.Dtype = "fp32") -> dict[str, ir.TensorProtocol]:
     """Arrays as initialisers that are written into the model itself."""
     as_numpy = FLOATS[dtype].numpy()
     return {path: ir.tensor(np.ascontiguousarray(array.astype(as_numpy)), name=path) for path, array in weights.items()}
@@ -72,6 +80,38 @@ def _shape(type_: Type) -> ir.Shape:
 
 def _extent(size: Dim) -> int | str:
     return size.value if size.value is not None else _NAMES.get(size, str(size))
+
+
+def counted(function: Function, dtype: target.Dtype, swaps: Mapping[type[Op], Swap]) -> Counter[str]:
+    """How many operators each node of an inlined function becomes, by the node's name."""
+    counter = _Counting(dtype)
+    for n in function.nodes:
+        counter.path = n.name
+        lower = swaps.get(type(n.op), type(n.op).onnx)
+        lower(n.op, counter, tuple(None for _ in n.inputs), tuple(None for _ in n.params))
+    return counter.nodes
+
+
+class _Counting:
+    """A builder that makes nothing and counts."""
+
+    def __init__(self, dtype: target.Dtype) -> None:
+        self.nodes: Counter[str] = Counter()
+        self.path, self.casts = "", int(dtype != "fp32")
+
+    def op(self, op_type: str, *inputs: OnnxValue, **attributes: object) -> None:
+        self.nodes[self.path] += 1
+
+    def ops(self, op_type: str, outputs: int, *inputs: OnnxValue, **attributes: object) -> tuple[None, ...]:
+        self.nodes[self.path] += 1
+        return (None,) * outputs
+
+    def constant(self, value: Array | Sequence[int]) -> None: ...
+
+    def real(self, value: Array | float) -> None: ...
+
+    def narrowed(self, value: OnnxValue) -> None:
+        self.nodes[self.path] += self.casts
 
 
 class _Emitter:
@@ -107,6 +147,11 @@ class _Emitter:
             self.params[path] = value if stored == real else self.builder.op("Cast", value, to=int(real))
         for n in function.nodes:
             self._node(n)
+
+    @property
+    def opset(self) -> int:
+        """The lowest that has all operators: runtimes know the earlier ones better."""
+        return max((_LATER.get(n.op_type, OPSET) for n in self.builder.nodes), default=OPSET)
 
     @property
     def initialisers(self) -> list[ir.Value]:

@@ -1,28 +1,114 @@
 """onnxruntime's own dialect: the fusion pass decides what becomes one op, this table how single ops are lowered.
 
-Each line is a one-to-one swap: the same function in fewer nodes.
+Each line is a one-to-one swap: the same function in fewer nodes, or in operators that the provider has kernels of. A
+kernel is found by the opset in which its operator last changed: CUDA's Cos, Sin and Equal are those of earlier opsets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from blockc.emit.onnx import Swap
-from blockc.ops import Linear, OnnxBuilder, OnnxValue, Op, Silu
-from blockc.ops.fused import MICROSOFT
+from blockc.ops import (
+    FAR,
+    Array,
+    KeyPositions,
+    LastIndex,
+    Linear,
+    OnnxBuilder,
+    OnnxValue,
+    Op,
+    RotaryTable,
+    Silu,
+    Sinusoidal,
+)
+from blockc.ops.fused import MICROSOFT, RotaryRows
+from blockc.passes.kernels import has
+from blockc.target import Target
+
+BASE = 1024  # a position is written with two digits of this base
+CUDA_CONTEXT = BASE**2
+
+Values = tuple[OnnxValue, ...]
 
 
-def _linear(
-    op: Linear, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]
-) -> Sequence[OnnxValue]:
+def _linear(op: Linear, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
     """The weight is read as it is stored, (outputs, inputs): no transposed copy, and none to be folded."""
     y = g.op("FusedMatMul", args[0], params[0], domain=MICROSOFT, transA=0, transB=1, alpha=1.0)
     return [g.op("Add", y, params[1])] if op.bias else [y]
 
 
-def _silu(op: Silu, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+def _silu(op: Silu, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
     """x * sigmoid(1 * x) in one node."""
     return [g.op("QuickGelu", args[0], domain=MICROSOFT, alpha=1.0)]
 
 
-SWAPS: Mapping[type[Op], Swap] = {Linear: _linear, Silu: _silu}
+# CUDA
+
+
+def _last_index(op: LastIndex, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
+    """CUDA has no ArgMax of integers; below 2^24 every position is a float32 of its own."""
+    return [g.op("ArgMax", g.op("Cast", args[0], to=1), axis=1, keepdims=1, select_last_index=0)]
+
+
+def _key_positions(op: KeyPositions, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
+    """CUDA has no Equal of opset 19: the mask itself says what is padding."""
+    one = g.constant(np.array(1))
+    positions = g.op("Sub", g.op("CumSum", args[0], one), one)
+    return [g.op("Where", g.op("Cast", args[0], to=9), positions, g.constant(np.array(FAR)))]
+
+
+def _rotary_table(op: RotaryTable, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
+    return _parts(g, g.narrowed(_turned(g, args[0], op.frequencies)))
+
+
+def _rotary_rows(op: RotaryRows, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
+    total = g.op("Squeeze", g.op("Shape", args[0], start=1, end=2), g.constant([0]))
+    positions = g.op("Range", g.constant(np.array(0)), total, g.constant(np.array(1)))
+    return _parts(g, g.narrowed(_turned(g, positions, op.table.frequencies)))
+
+
+def _sinusoidal(op: Sinusoidal, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
+    cos, sin = _parts(g, g.narrowed(_turned(g, args[0], op.frequencies)))
+    pairs = [g.op("Unsqueeze", x, g.constant([3])) for x in (sin, cos)]
+    return [g.op("Reshape", g.op("Concat", *pairs, axis=3), g.constant([0, 0, op.width]))]
+
+
+def _turned(g: OnnxBuilder, positions: OnnxValue, frequencies: Array) -> OnnxValue:
+    """cos and sin of p * frequency without Cos and Sin, in fp32: (...) -> (..., 2, R), for p < BASE^2
+
+    p = BASE a + b, and a turn by p is one by BASE a after one by b. Both are rows of tables made in float64, so unlike
+    a product in fp32 an angle is exact, however large.
+    """
+    angles = np.arange(BASE)[:, None] * frequencies
+    far, near = BASE * angles, angles
+    turns = np.stack([np.cos(far), -np.sin(far), np.sin(far), np.cos(far)], axis=1).reshape(BASE, 2, 2, -1)
+    starts = np.stack([np.cos(near), np.sin(near)], axis=1)[:, None]
+    base = g.constant(np.array(BASE))
+    turn = g.op("Gather", g.constant(turns.astype(np.float32)), g.op("Div", positions, base), axis=0)
+    start = g.op("Gather", g.constant(starts.astype(np.float32)), g.op("Mod", positions, base), axis=0)
+    return g.op("ReduceSum", g.op("Mul", turn, start), g.constant([-2]), keepdims=0)
+
+
+def _parts(g: OnnxBuilder, turned: OnnxValue) -> Sequence[OnnxValue]:
+    return [g.op("Gather", turned, g.constant(np.array(i)), axis=-2) for i in (0, 1)]
+
+
+_CUDA: Mapping[type[Op], Swap] = {
+    LastIndex: _last_index,
+    KeyPositions: _key_positions,
+    RotaryTable: _rotary_table,
+    RotaryRows: _rotary_rows,
+    Sinusoidal: _sinusoidal,
+}
+
+
+def swaps(target: Target) -> Mapping[type[Op], Swap]:
+    """The lowerings of a target that are not the ops' own; none for the portable graph."""
+    if target.provider is None:
+        return {}
+    named: dict[type[Op], tuple[str, Swap]] = {Linear: ("FusedMatMul", _linear), Silu: ("QuickGelu", _silu)}
+    own = {op: swap for op, (operator, swap) in named.items() if has(target, operator)}
+    return {**own, **_CUDA} if target.provider == "cuda" else own

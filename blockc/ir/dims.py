@@ -1,8 +1,8 @@
-"""Symbolic sizes: integer polynomials over B, S and P, so that two shapes are equal or not, never "maybe".
+"""Symbolic sizes: integer polynomials over B, S, P and M, so that two shapes are equal or not, never "maybe".
 
     B * (S + P) == B * S + B * P        S + P != P + 1
 
-B is the batch, S the new tokens, P the past tokens.
+B is the batch, S the new tokens, P the past tokens, M the length of a cache that is fixed.
 """
 
 from __future__ import annotations
@@ -95,5 +95,5 @@ def product(dims: Iterable[Dim | int]) -> Dim:
     return result
 
 
-B, S, P = symbol("B"), symbol("S"), symbol("P")
+B, S, P, M = symbol("B"), symbol("S"), symbol("P"), symbol("M")
 T = P + S

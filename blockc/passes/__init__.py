@@ -1,9 +1,14 @@
 """Graph to graph. A pass never knows who emits; `verify` holds after each."""
 
 from blockc.ir import inline
+from blockc.passes.buffer import WHERE, with_buffer
 from blockc.passes.cache import with_cache
 from blockc.passes.fuse import Fused, Unfused, fuse
+from blockc.passes.join import Joined, Parts, join_projections
 from blockc.passes.last_token import last_token
 from blockc.passes.verify import verify
 
-__all__ = ["Fused", "Unfused", "fuse", "inline", "last_token", "verify", "with_cache"]
+__all__ = [
+    "WHERE", "Fused", "Joined", "Parts", "Unfused", "fuse", "inline", "join_projections", "last_token", "verify",
+    "with_buffer", "with_cache",
+]  # fmt: skip

@@ -35,6 +35,12 @@ class Case:
         return sum(self.chunks)
 
     @property
+    def slices(self) -> tuple[slice, ...]:
+        """The columns of each chunk."""
+        ends = np.cumsum(self.chunks).tolist()
+        return tuple(slice(end - chunk, end) for chunk, end in zip(self.chunks, ends, strict=True))
+
+    @property
     def input_ids(self) -> Array:
         ids = np.zeros((len(self.rows), self.length), np.int64)
         for i, (row, start) in enumerate(zip(self.rows, self.starts, strict=True)):

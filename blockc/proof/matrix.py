@@ -11,17 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from blockc.compile import Compiled, Dialect
+from blockc.compile import PORTABLE, Compiled
 from blockc.ops import Array
-from blockc.ops.fused import GroupQueryAttention
+from blockc.ops.fused import GroupQueryAttention, RowQueryAttention
 from blockc.proof.cases import Case, cases
-from blockc.proof.runners import Answer, Onnx, Oracle, Params, Runner, Torch, Values, pasts
+from blockc.proof.feeding import pasts
+from blockc.proof.runners import Answer, Onnx, Oracle, Params, Runner, Torch, Values
+from blockc.target import Target
 from blockc.weights import random_parameters
 
 # Of the logits' own standard deviation. fp32 rounding stays ten times below it; a wrong GELU is ten times above.
-TOLERANCE = {"float64": 1e-9, "float32": 3e-5}
+# fp16 has eleven bits, so that its graphs are compared with the oracle on weights that have no more.
+TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 1e-2}
 SEED = 20
-FUSED_ORACLE, FUSED_ONNX = "oracle, fused", "onnxruntime, fused"
+FLOATS = {"fp32": "float32", "fp16": "float16"}
+TARGETS = (PORTABLE, Target("cpu"))  # what every build is proved on, beside its own target
 
 
 @dataclass(frozen=True)
@@ -85,11 +89,15 @@ class Proof:
         if self.missing:
             return f"not proved: {', '.join(f'{what} {why}' for what, why in self.missing.items())}"
         backends = list(dict.fromkeys(row.backend.partition(",")[0] for row in self.rows))
-        worst = max(row.error for row in self.rows)
+        half, single = self._worst("float16"), self._worst("float64", "float32")
         return (
-            f"proved: {' = '.join(backends)} on {self.name}, {len(self.rows)} runs, largest error {worst:.1e} "
+            f"proved: {' = '.join(backends)} on {self.name}, {len(self.rows)} runs, largest error {single:.1e} "
             f"of the logits' spread (tolerance {TOLERANCE['float32']:.0e})"
+            + (f", in fp16 {half:.1e} ({TOLERANCE['float16']:.0e})" if half else "")
         )
+
+    def _worst(self, *dtypes: str) -> float:
+        return max((row.error for row in self.rows if row.dtype in dtypes), default=0.0)
 
     def table(self) -> str:
         """The golden matrix as text, and the line that sums it up."""
@@ -120,50 +128,83 @@ class Proof:
 def prove(
     twin: Compiled,
     model_py: Path | None = None,
-    model_onnx: bytes | None = None,
-    dialect: Dialect = "standard",
+    given: tuple[Target, bytes] | None = None,
+    targets: tuple[Target, ...] = TARGETS,
 ) -> Proof:
     """Runs every backend on every case of a model small enough to run.
 
-    `model_py` and `model_onnx`, which is in `dialect`, are files to be proved instead of what is emitted now.
+    `model_py` and `given`, a model.onnx and what it is for, are files to be proved instead of what is emitted now. A
+    graph in bf16 is not run: onnxruntime's CPU kernels take none.
     """
-    params = random_parameters(twin.function, SEED)
+    truth = Truth(twin, random_parameters(twin.function, SEED))
     rows: list[Row] = []
     inapplicable: dict[str, str] = {}
     missing = {package: "missing" for package in ("torch", "onnxruntime") if importlib.util.find_spec(package) is None}
     with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
-        for runner in _runners(
-            twin, Path(folder), missing, model_py, {} if model_onnx is None else {dialect: model_onnx}
-        ):
+        for runner in _runners(twin, Path(folder), missing, model_py, given, targets):
             for case in _cases(runner, twin):
-                if why := _cannot(runner, twin, case):
+                if why := _cannot(runner, case):
                     inapplicable[f"{runner.name}, {case.name}"] = why
                 else:
-                    rows.append(compare(twin, runner, case, params))
+                    rows.append(compare(truth, runner, case))
     return Proof(twin.spec.name, tuple(rows), missing, inapplicable)
 
 
 def _runners(
-    twin: Compiled, folder: Path, missing: dict[str, str], model_py: Path | None, given: dict[Dialect, bytes]
+    twin: Compiled,
+    folder: Path,
+    missing: dict[str, str],
+    model_py: Path | None,
+    given: tuple[Target, bytes] | None,
+    targets: tuple[Target, ...],
 ) -> Iterator[Runner]:
     yield Oracle(twin.served)
-    yield Oracle(twin.fused.function, FUSED_ORACLE)
     if "torch" not in missing:
         if model_py is None:
             model_py = folder / "model.py"
             model_py.write_text(twin.model_py(), encoding="utf-8")
         yield Torch(model_py, twin.served)
-    if "onnxruntime" not in missing:
-        yield Onnx(given.get("standard") or twin.onnx(), twin.served)
-        yield Onnx(twin.onnx("last"), twin.served, "onnxruntime, last token")
-        yield Onnx(given.get("ort") or twin.onnx(dialect="ort"), twin.served, FUSED_ONNX)
-        yield Onnx(twin.onnx("last", dialect="ort"), twin.served, f"{FUSED_ONNX}, last token")
+    for target in targets:
+        yield from _of_target(twin, target, missing, given)
 
 
-def _cannot(runner: Runner, twin: Compiled, case: Case) -> str:
+def _of_target(
+    twin: Compiled, target: Target, missing: dict[str, str], given: tuple[Target, bytes] | None
+) -> Iterator[Runner]:
+    """A target's function by the oracle, if it is not the served one, and its graphs in onnxruntime."""
+    if target.cache == "buffer" and not pasts(twin.graph):
+        return
+    if target.provider is not None or target.cache == "buffer":
+        yield Oracle(twin.flat(target), f"oracle{_words(target)}", parts=twin.parts(target))
+    if "onnxruntime" in missing or target.dtype not in FLOATS:
+        return
+    for logits in ("all", "last"):
+        one = replace(target, logits=logits)
+        model = given[1] if given is not None and given[0] == one else twin.onnx(one)
+        yield Onnx(model, twin.flat(one), f"onnxruntime{_words(one)}", FLOATS[one.dtype], twin.parts(one))
+    if target.provider == "cuda" and target.dtype != "fp32":
+        # The same nodes in float32, which the CPU has kernels of: as tight a bound as the portable graph's.
+        yield Onnx(
+            twin.onnx(target, dtype="fp32"), twin.flat(target), f"onnxruntime{_words(target)}", parts=twin.parts(target)
+        )
+
+
+def _words(target: Target) -> str:
+    """What of a target is not the portable one's."""
+    said = {
+        "fused": target.provider is not None,
+        "for cuda": target.provider == "cuda",
+        "packed": target.packed,
+        "buffer": target.cache == "buffer",
+        "last token": target.logits == "last",
+    }
+    return "".join(f", {word}" for word, holds in said.items() if holds)
+
+
+def _cannot(runner: Runner, case: Case) -> str:
     """Why a backend does not take a case, if it does not."""
-    fused = any(isinstance(n.op, GroupQueryAttention) for n in twin.fused.function.nodes)
-    if runner.name.startswith(FUSED_ONNX) and fused and case.several_on_a_past:
+    kernel = any(isinstance(n.op, GroupQueryAttention | RowQueryAttention) for n in runner.function.nodes)
+    if isinstance(runner, Onnx) and kernel and case.several_on_a_past:
         return "the kernel takes several new tokens on a past in one row only"
     return ""
 
@@ -175,9 +216,26 @@ def _cases(runner: Runner, twin: Compiled) -> Iterator[Case]:
             yield case
 
 
-def compare(twin: Compiled, runner: Runner, case: Case, params: Params) -> Row:
-    dtype = "float64" if isinstance(runner, Oracle) else "float32"
-    truth = [alone(twin, row, params) for row in case.rows]
+class Truth:
+    """The oracle's logits of sequences by themselves, whole, without cache or padding; each computed once."""
+
+    def __init__(self, twin: Compiled, params: Params) -> None:
+        half = {name: array.astype(np.float16).astype(np.float64) for name, array in params.items()}
+        self.params: dict[str, Params] = {"float64": params, "float32": params, "float16": half}
+        self.whole = Oracle(twin.function)
+        self.known: dict[tuple[str, bytes], Array] = {}
+
+    def alone(self, row: Array, dtype: str) -> Array:
+        key = ("float16" if dtype == "float16" else "float64", row.tobytes())
+        if key not in self.known:
+            case = Case("alone", (row,), (0,), (len(row),))
+            self.known[key] = self.whole.run(case, self.params[dtype]).logits[0]
+        return self.known[key]
+
+
+def compare(oracle: Truth, runner: Runner, case: Case) -> Row:
+    dtype, params = runner.dtype, oracle.params[runner.dtype]
+    truth = [oracle.alone(row, dtype) for row in case.rows]
     try:
         answer = runner.run(case, params)
     except Exception as error:  # what was emitted may be anything by now: that it fails is a finding, not a crash
@@ -192,17 +250,12 @@ def compare(twin: Compiled, runner: Runner, case: Case, params: Params) -> Row:
         / spread
     )
     if case.labels and answer.loss is not None:
-        error = max(error, abs(answer.loss - (Oracle(twin.function).run(case, params).loss or 0.0)) / spread)
+        error = max(error, abs(answer.loss - (oracle.whole.run(case, params).loss or 0.0)) / spread)
     agreement = float(np.mean(np.concatenate([w.argmax(-1) == g.argmax(-1) for w, g in zip(wanted, got, strict=True)])))
     row = Row(runner.name, case.name, dtype, error, agreement, TOLERANCE[dtype])
     if row.holds:
         return row
-    return replace(row, differs=first_difference(twin, runner, case, params))
-
-
-def alone(twin: Compiled, row: Array, params: Params) -> Array:
-    """The oracle's logits for one sequence by itself, whole, without cache or padding."""
-    return Oracle(twin.function).run(Case("alone", (row,), (0,), (len(row),)), params).logits[0]
+    return replace(row, differs=first_difference(runner, case, params))
 
 
 def _rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[Array], list[Array]]:
@@ -222,14 +275,13 @@ def _rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[Array], l
     return wanted, got
 
 
-def first_difference(twin: Compiled, runner: Runner, case: Case, params: Params) -> str:
+def first_difference(runner: Runner, case: Case, params: Params) -> str:
     """The first node, in the order of computation, whose value is not the oracle's on the same call."""
-    like = twin.fused.function if runner.name.startswith(FUSED_ONNX) else twin.served
-    truth, answer = Oracle(like).run(case, params, trace=True), _traced(runner, case, params)
+    truth, answer = Oracle(runner.function).run(case, params, trace=True), _traced(runner, case, params)
     for wanted, got in zip(truth.values, answer.values, strict=False):
         for name, value in wanted.items():
             found = _value(got, name)
-            if found is not None and not _close(value, found):
+            if found is not None and not _close(value, found, TOLERANCE[runner.dtype]):
                 return name
     return ""
 
@@ -243,7 +295,7 @@ def _value(got: Values, name: str) -> Array | None:
     return got.get(name, got.get(name.rpartition(".")[2]) if name.count(".") == 1 else None)
 
 
-def _close(wanted: Array, got: Array) -> bool:
+def _close(wanted: Array, got: Array, tolerance: float) -> bool:
     """Equal within the tolerance of the values' own spread; where no number is wanted, as in a mask, none may come."""
     if wanted.shape != got.shape:
         return False
@@ -252,6 +304,4 @@ def _close(wanted: Array, got: Array) -> bool:
         return False
     truth, found = wanted[numbers].astype(np.float64), got[numbers].astype(np.float64)
     spread = float(np.std(truth)) if truth.size else 1.0
-    return bool(
-        np.isfinite(found).all() and np.abs(truth - found).max(initial=0.0) <= TOLERANCE["float32"] * (spread or 1.0)
-    )
+    return bool(np.isfinite(found).all() and np.abs(truth - found).max(initial=0.0) <= tolerance * (spread or 1.0))

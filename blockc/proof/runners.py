@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,9 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from blockc import interp
-from blockc.ir import Function, Node
-from blockc.ops import Array, Input
+from blockc.compile import with_joined
+from blockc.ir import Function
+from blockc.ops import Array
+from blockc.passes import Parts
 from blockc.proof.cases import Case
+from blockc.proof.feeding import chunked, feeds
 
 Params = Mapping[str, Array]
 Values = dict[str, Array]
@@ -34,42 +37,10 @@ class Answer:
 
 class Runner(Protocol):
     name: str
+    dtype: str
+    function: Function
 
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer: ...
-
-
-def pasts(function: Function) -> list[Node]:
-    return [n for n in function.inputs if isinstance(n.op, Input) and n.op.past]
-
-
-def feeds(function: Function, case: Case) -> Iterator[tuple[dict[str, Array], slice]]:
-    """Each chunk's runtime inputs, without the past."""
-    end = 0
-    for chunk in case.chunks:
-        new = slice(end, end + chunk)
-        end += chunk
-        seen = case.attention_mask[:, :end]
-        yield (
-            {"input_ids": case.input_ids[:, new], "attention_mask": seen, "position_ids": case.position_ids[:, new]},
-            new,
-        )
-
-
-def empty_pasts(function: Function, batch: int) -> dict[str, Array]:
-    return {
-        n.name: np.zeros([d.at({"B": batch, "P": 0}) for d in n.types[0].shape], np.float32) for n in pasts(function)
-    }
-
-
-def _chunked(function: Function, case: Case, call: Callable[[dict[str, Array]], dict[str, Array]]) -> Array:
-    """Feeds the chunks one after another, each with what the one before it returned as present."""
-    state = empty_pasts(function, len(case.rows))
-    parts: list[Array] = []
-    for inputs, _ in feeds(function, case):
-        outputs = call(inputs | state)
-        parts.append(outputs["logits"])
-        state = {name: outputs[name.replace("past_key_values", "present")] for name in state}
-    return np.concatenate(parts, axis=1)
 
 
 @dataclass
@@ -78,16 +49,19 @@ class Oracle:
 
     function: Function
     name: str = "oracle"
+    dtype: str = "float64"
+    parts: Parts = field(default_factory=dict[str, tuple[str, ...]])  # of parameters that the function has joined
 
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
         values: list[Values] = []
+        params = with_joined(params, self.parts)
 
         def call(inputs: dict[str, Array]) -> dict[str, Array]:
             seen: Values = {}
             values.append(seen)
             return interp.run(self.function, inputs, params, seen.__setitem__ if trace else None)
 
-        logits = _chunked(self.function, case, call)
+        logits = chunked(self.function, case, call, np.float64)
         return Answer(logits, _loss(logits, case, self.function.causal) if case.labels else None, values)
 
 
@@ -104,6 +78,7 @@ class Torch:
     """model.py, run eagerly on the CPU."""
 
     name = "torch"
+    dtype = "float32"
 
     def __init__(self, path: Path, function: Function) -> None:
         self.function = function
@@ -127,8 +102,8 @@ class Torch:
 
         model, values, parts, loss = self.model(params), list[Values](), list[Array](), None
         past: Any = None
-        for inputs, _ in feeds(self.function, case):
-            arguments: dict[str, Any] = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in inputs.items()}
+        for feed in feeds(self.function, case):
+            arguments: dict[str, Any] = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in feed.inputs.items()}
             if past is not None:
                 arguments["past_key_values"] = past
             if case.labels:
@@ -177,10 +152,17 @@ def _watching(model: Any, seen: Values) -> Generator[None]:
 
 
 class Onnx:
-    """model.onnx in onnxruntime on the CPU. Parameters are its inputs, or inside it."""
+    """model.onnx in onnxruntime on the CPU. Parameters are its inputs, or inside it; `function` is what it is."""
 
-    def __init__(self, model: bytes, function: Function, name: str = "onnxruntime") -> None:
-        self.bytes, self.function, self.name = model, function, name
+    def __init__(
+        self,
+        model: bytes,
+        function: Function,
+        name: str = "onnxruntime",
+        dtype: str = "float32",
+        parts: Parts | None = None,
+    ) -> None:
+        self.bytes, self.function, self.name, self.dtype, self.parts = model, function, name, dtype, parts or {}
 
     @cached_property
     def session(self) -> Any:
@@ -190,7 +172,8 @@ class Onnx:
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
         session = _session(_exposed(self.bytes)) if trace else self.session
         wanted = {i.name for i in session.get_inputs()}
-        fixed = {name: np.asarray(a, np.float32) for name, a in params.items() if name in wanted}
+        given = with_joined(params, self.parts)
+        fixed = {name: np.asarray(a, self.dtype) for name, a in given.items() if name in wanted}
         names = [o.name for o in session.get_outputs()]
         values: list[Values] = []
 
@@ -200,7 +183,7 @@ class Onnx:
             values.append(outputs)
             return outputs
 
-        return Answer(_chunked(self.function, case, call), None, values)
+        return Answer(chunked(self.function, case, call, np.dtype(self.dtype)), None, values)
 
 
 def _session(model: bytes) -> Any:
@@ -208,6 +191,7 @@ def _session(model: bytes) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.intra_op_num_threads = 1  # a twin is too small to share out, and idle threads would spin
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

@@ -1,0 +1,129 @@
+"""A session on the CPU: each way of holding the cache, turn by turn in one run, medians in milliseconds.
+
+python benchmarks/decode.py [SPEC]          smollm2-135m by default, with random weights; two threads on two cores
+
+`run loop` is the portable graph without IO binding: session.run, its present fed back as the next past.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from blockc import api
+from blockc.compile import Compiled
+from blockc.runtime import Session
+from blockc.safetensors import write_safetensors
+from blockc.target import Target
+from blockc.weights import group_sizes, layout, pack, random_parameters, rules
+
+THREADS = 2
+PREFILL, DECODE = (128, 512), (128, 1024)
+ROUNDS = 11
+TARGETS = {
+    "portable joined": Target(logits="last"),
+    "portable buffer": Target(logits="last", cache="buffer"),
+    "ep cpu": Target("cpu", logits="last"),
+}
+
+
+def built(model: Compiled, folder: Path) -> dict[str, Path]:
+    family = model.spec.top.checkpoint
+    held = random_parameters(model.function, 0)
+    if family is not None:
+        held = pack(rules(layout(family), model.function, group_sizes(model.function)), held)
+    source = folder / "model.safetensors"
+    write_safetensors(source, {name: np.ascontiguousarray(a, np.float32) for name, a in held.items()})
+    for name, target in TARGETS.items():
+        api.build(model, folder / name, target=target, proof=False, weights=source)
+    return {name: folder / name for name in TARGETS}
+
+
+class RunLoop:
+    """The model of a session as one would run it by hand."""
+
+    def __init__(self, session: Session) -> None:
+        self.model, self.past = session.model, dict[str, Any]()
+
+    def prefill(self, rows: list[list[int]]) -> None:
+        self.length = 0
+        self.past = {p.name: np.zeros((1, p.heads, 0, p.head_dim), np.float32) for p in self.model.pasts}
+        self._run(rows[0])
+
+    def decode(self, tokens: list[int]) -> None:
+        self._run(tokens)
+
+    def _run(self, tokens: list[int]) -> None:
+        positions = np.arange(self.length, self.length + len(tokens))[None]
+        self.length += len(tokens)
+        mask = np.ones((1, self.length), np.int64)
+        feeds = {"input_ids": np.array([tokens]), "attention_mask": mask, "position_ids": positions}
+        _, *presents = self.model.session.run(None, {n: feeds[n] for n in self.model.inputs} | self.past)
+        self.past = dict(zip(self.past, presents, strict=True))
+
+
+def ways(folders: dict[str, Path]) -> dict[str, Any]:
+    """A session each; the fused graph a second time with its presents as new tensors."""
+    made: dict[str, Any] = {name: Session(folder, threads=THREADS) for name, folder in folders.items()}
+    made["ep cpu shared"] = made.pop("ep cpu")
+    joined = made["ep cpu joined"] = Session(folders["ep cpu"], threads=THREADS)
+    joined.model = replace(joined.model, pasts=tuple(replace(p, in_place=False) for p in joined.model.pasts))
+    return made | {"run loop": RunLoop(made["portable joined"])}
+
+
+def by_turns(steps: dict[str, Callable[[], object]]) -> dict[str, float]:
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(ROUNDS):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            times[name].append(1000 * (time.perf_counter() - start))
+    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+
+
+def prefill(way: Any, length: int) -> Callable[[], object]:
+    def step() -> None:
+        if isinstance(way, Session):
+            way.reset()
+        way.prefill([list(range(length))])
+
+    return step
+
+
+def decode(way: Any, length: int) -> Callable[[], object]:
+    """One token after `length` others, and then after as many more as there were rounds."""
+    prefill(way, length)()
+    if isinstance(way, Session):
+        way.reset()
+        way.prefill([list(range(length))], room=ROUNDS)
+    return lambda: way.decode([1])
+
+
+def main() -> None:
+    name = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
+    model = api.compile(api.bundled()[name])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
+    print(f"{name}, onnxruntime {onnxruntime.__version__}, {THREADS} threads, logits of the last token, ms")
+    with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
+        made = ways(built(model, Path(folder)))
+        print(f"{'':15}" + "".join(f"{way:>17}" for way in made))
+        for what, step, lengths in (("prefill", prefill, PREFILL), ("decode at", decode, DECODE)):
+            for length in lengths:
+                medians = by_turns({way: step(session, length) for way, session in made.items()})
+                print(
+                    f"{what} {length:<{14 - len(what)}}" + "".join(f"{medians[way]:17.1f}" for way in made), flush=True
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What a cache of fixed length needs: writing into it, and the positions of what is being written.
+
+The buffer pass puts these in. Like fused ops they are never emitted as PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockc.ir import Type
+from blockc.ir.reach import Clock, Constant, Leaks, Reach, Tokens, along
+from blockc.ops.base import Arrays, OnnxBuilder, OnnxValue, Op, Sample, expect, rand
+
+
+@dataclass(frozen=True)
+class Write(Op):
+    """y = past with new at first[b], first[b] + 1, ...: (B, heads, M, d), (B, heads, S, d), (B) -> (B, heads, M, d)"""
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        past, new, first = args
+        expect(past == new.with_axis(2, past.shape[2]), "the past", new.with_axis(2, past.shape[2]), past)
+        expect(first == Type("int", past.shape[:1]), "where to write", Type("int", past.shape[:1]), first)
+        return (past,)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        past, new, first = args
+        whole = past.copy()
+        at = first[:, None] + np.arange(new.shape[2])
+        whole[np.arange(len(at))[:, None], :, at] = new.swapaxes(1, 2)
+        return (whole,)
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("TensorScatter", *args, axis=2)]
+
+    def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
+        past, new, first = reaches
+        if (past, first) == (Constant(), Constant()) and along(new) in (Tokens(2), Constant()):
+            return (along(new),)
+        return (Leaks("a cache written with a value that leaks"),)
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Write(), (rand(2, 3, 6, 5), rand(2, 3, 2, 5, seed=1), np.array([3, 0]))),)
+
+
+@dataclass(frozen=True)
+class PositionsFrom(Op):
+    """p = cumsum(attention_mask) - 1 at first[b], first[b] + 1, ...: (B, M), (B, S), (B) -> (B, S)"""
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        return (Type("int", args[1].shape),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        at = args[2][:, None] + np.arange(args[1].shape[1])
+        return (np.take_along_axis(np.cumsum(args[0], axis=1) - 1, at, axis=1),)
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        zero, one = g.constant(np.array(0)), g.constant(np.array(1))
+        positions = g.op("Sub", g.op("CumSum", args[0], one), one)
+        tokens = g.op("Squeeze", g.op("Shape", args[1], start=1, end=2), g.constant([0]))
+        at = g.op("Add", g.op("Unsqueeze", args[2], g.constant([1])), g.op("Range", zero, tokens, one))
+        return [g.op("GatherElements", positions, at, axis=1)]
+
+    def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
+        counted = along(reaches[0]) in (Tokens(1), Constant()) and reaches[2] == Constant()
+        return (Clock(1) if counted else Leaks("positions counted from a value that leaks"),)
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
+        return (Sample(PositionsFrom(), (mask, np.zeros((2, 2), np.int64), np.array([3, 1]))),)
+
+
+BUFFER: tuple[type[Op], ...] = (Write, PositionsFrom)

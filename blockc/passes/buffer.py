@@ -1,0 +1,48 @@
+"""with_buffer: a cache of fixed length M, into which new keys and values are written where the caller says.
+
+Past and present may then be one piece of memory: nothing is copied when a token comes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from blockc.ir import B, Function, GraphError, M, Node, P, T, Type, Value
+from blockc.ops import Extend, Input, QueryPositions
+from blockc.ops.buffer import PositionsFrom, Write
+
+WHERE = "write_indices"
+
+
+def with_buffer(function: Function) -> Function:
+    """attention_mask and every past are M long; write_indices (B) is where each row's new tokens go.
+
+    Takes an inlined, cached function. The mask is 1 at every token that is or is being written, and 0 elsewhere.
+    Raises GraphError for a function without a cache.
+    """
+    if not any(_past(n) for n in function.inputs):
+        raise GraphError("a model that remembers nothing has no cache to hold in a buffer")
+    first = Node(Input(Type("int", (B,))), (), WHERE)
+    new: dict[Node, Node] = {n: _fixed(n) for n in function.inputs}
+    for n in function.nodes:
+        values = tuple(Value(new[v.node], v.index) for v in n.inputs)
+        if isinstance(n.op, Extend):
+            new[n] = n.remade(op=Write(), inputs=(*values, first[0]))
+        elif isinstance(n.op, QueryPositions):
+            new[n] = n.remade(op=PositionsFrom(), inputs=(*values, first[0]))
+        else:
+            new[n] = n.remade(inputs=values)
+    plain = [new[n] for n in function.inputs if not _past(n)]
+    pasts = [new[n] for n in function.inputs if _past(n)]
+    outputs = tuple((name, Value(new[v.node], v.index)) for name, v in function.outputs)
+    return replace(function, inputs=(*plain, first, *pasts), outputs=outputs)
+
+
+def _past(n: Node) -> bool:
+    return isinstance(n.op, Input) and n.op.past
+
+
+def _fixed(n: Node) -> Node:
+    assert isinstance(n.op, Input)
+    shape = tuple(M if size in (P, T) else size for size in n.op.type.shape)
+    return n.remade(op=replace(n.op, type=Type(n.op.type.dtype, shape)))

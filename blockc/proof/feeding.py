@@ -1,0 +1,117 @@
+"""How a case is fed to a function: its chunks one after another, each with what the one before it gave as present.
+
+A graph says by itself how it is fed. One whose attention goes by the rows' lengths takes rows that begin at the left;
+one with a buffer takes a mask and a cache of one length, and where to write; every other takes rows as they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockc.ir import Function, Node, S
+from blockc.ops import Array, Input
+from blockc.ops.fused import RowQueryAttention
+from blockc.passes import WHERE
+from blockc.proof.cases import Case
+
+Arrays = dict[str, Array]
+SPARE = 3  # slots of a buffer that no token ever fills
+
+
+@dataclass(frozen=True)
+class Feed:
+    """One call's inputs without its past."""
+
+    inputs: Arrays
+    columns: Array  # (B, S): in which column of the case each new token stands, -1 for padding
+
+
+def pasts(function: Function) -> list[Node]:
+    return [n for n in function.inputs if isinstance(n.op, Input) and n.op.past]
+
+
+def by_rows(function: Function) -> bool:
+    return any(isinstance(n.op, RowQueryAttention) for n in function.nodes)
+
+
+def buffered(function: Function) -> bool:
+    return any(n.name == WHERE for n in function.inputs)
+
+
+def feeds(function: Function, case: Case) -> Iterator[Feed]:
+    """Each chunk, as the function takes it."""
+    if by_rows(function):
+        yield from _packed(case)
+    elif buffered(function):
+        yield from _written(case)
+    else:
+        yield from _as_they_stand(case)
+
+
+def _as_they_stand(case: Case) -> Iterator[Feed]:
+    for new in case.slices:
+        yield Feed(
+            {
+                "input_ids": case.input_ids[:, new],
+                "attention_mask": case.attention_mask[:, : new.stop],
+                "position_ids": case.position_ids[:, new],
+            },
+            _columns(case, new),
+        )
+
+
+def _written(case: Case) -> Iterator[Feed]:
+    for feed, new in zip(_as_they_stand(case), case.slices, strict=True):
+        mask = np.pad(feed.inputs["attention_mask"], ((0, 0), (0, case.length + SPARE - new.stop)))
+        where = np.full(len(case.rows), new.start, np.int64)
+        yield Feed(feed.inputs | {"attention_mask": mask, WHERE: where}, feed.columns)
+
+
+def _packed(case: Case) -> Iterator[Feed]:
+    """Padding goes to the right: of a prompt's new tokens, and behind each row's mask."""
+    for new in case.slices:
+        seen = case.attention_mask[:, : new.stop]
+        fresh = [np.flatnonzero(row[new]) for row in seen]
+        shape = (len(case.rows), new.stop - new.start)
+        ids, positions, columns = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -1)
+        for i, at in enumerate(fresh):
+            ids[i, : len(at)] = case.input_ids[i, new][at]
+            positions[i, : len(at)] = case.position_ids[i, new][at]
+            columns[i, : len(at)] = new.start + at
+        mask = (np.arange(new.stop) < seen.sum(axis=1, keepdims=True)).astype(np.int64)
+        yield Feed({"input_ids": ids, "attention_mask": mask, "position_ids": positions}, columns)
+
+
+def _columns(case: Case, new: slice) -> Array:
+    return np.where(case.attention_mask[:, new] == 1, np.arange(new.start, new.stop), -1)
+
+
+def empty_pasts(function: Function, case: Case, dtype: np.dtype | type = np.float32) -> Arrays:
+    sizes = {"B": len(case.rows), "P": 0, "M": case.length + SPARE}
+    return {n.name: np.zeros([d.at(sizes) for d in n.types[0].shape], dtype) for n in pasts(function)}
+
+
+def chunked(
+    function: Function, case: Case, call: Callable[[Arrays], Arrays], dtype: np.dtype | type = np.float32
+) -> Array:
+    """Logits in the columns of the case, (B, length, V); of a graph that gives one a call, (B, calls, V)."""
+    state = empty_pasts(function, case, dtype)
+    every = function.outputs[0][1].type.shape[1] == S
+    parts: list[Array] = []
+    for feed in feeds(function, case):
+        outputs = call(feed.inputs | state)
+        parts.append(_placed(outputs["logits"], feed.columns) if every else outputs["logits"])
+        state = {name: outputs[name.replace("past_key_values", "present")] for name in state}
+    return np.concatenate(parts, axis=1)
+
+
+def _placed(logits: Array, columns: Array) -> Array:
+    """Each row's logits in the columns that its tokens have in the case."""
+    first = columns.max(initial=0, where=columns >= 0) - columns.shape[1] + 1
+    placed = np.zeros_like(logits)
+    rows, at = np.nonzero(columns >= 0)
+    placed[rows, columns[rows, at] - first] = logits[rows, at]
+    return placed

@@ -1,0 +1,43 @@
+"""What a graph is made for: whose operators, which float type, which logits, and how it holds its cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Provider = Literal["cpu", "cuda"]
+Dtype = Literal["fp32", "fp16", "bf16"]
+Logits = Literal["all", "last"]
+Cache = Literal["joined", "buffer"]
+Padding = Literal["any", "right"]
+
+DEFAULT: dict[Provider | None, Dtype] = {None: "fp32", "cpu": "fp32", "cuda": "fp16"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """`provider` names the execution provider of onnxruntime whose own operators are used; None: any runtime's.
+
+    `cache` is how the portable graph keeps keys and values: `joined`, past and new in a new tensor, or `buffer`, new
+    ones written into a tensor of fixed length. A provider's own attention takes both. `packed` says that weights may
+    be laid side by side, for they are copied: queries, keys and values are then one product.
+    """
+
+    provider: Provider | None = None
+    dtype: Dtype = "fp32"
+    logits: Logits = "all"
+    cache: Cache = "joined"
+    packed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.provider is not None and self.cache == "buffer":
+            raise ValueError("a provider's own attention takes a buffer by itself: cache speaks of the portable graph")
+
+
+def target_of(said: Any) -> Target:
+    """From the fields by name, as a manifest has them. Raises ValueError where they are none of a target."""
+    kinds = {"provider": (None, *get_args(Provider)), "dtype": get_args(Dtype), "logits": get_args(Logits)}
+    kinds |= {"cache": get_args(Cache), "packed": (False, True)}
+    if not isinstance(said, dict) or said.keys() != kinds.keys() or any(said[k] not in kinds[k] for k in kinds):
+        raise ValueError("not a target")
+    return Target(**said)
