@@ -10,11 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from blockc import gguf
+from blockc.facts import Said, config_says
 from blockc.layouts import Layout, gguf_layout
 from blockc.ops import Array
 from blockc.safetensors import CheckpointError, FileFacts, Shape, files_stored, stored
 
-# What a runtime wants beside the weights. config.json is not among them: the spec stands in its stead.
+# What a runtime wants beside the weights. config.json is not among them: the spec, which it must not contradict, stands
+# in its stead.
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -40,13 +42,17 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`files` are those that a model may point into; `layout` is the one that the file itself names, if it does."""
+    """`files` are those that a model may point into; `layout` is the one that the file itself names, if it does.
+
+    `says` is what stands there of the model beside its tensors: theta, eps and the like.
+    """
 
     folder: Path
     tensors: Mapping[str, Tensor]
     files: tuple[FileFacts, ...] = ()
     layout: Layout | None = None
     companions: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    says: tuple[Said, ...] = ()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -55,9 +61,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     beside = {name: (folder / name).read_bytes() for name in COMPANIONS if (folder / name).is_file()}
     if path.suffix == ".gguf" and path.is_file():
         read = gguf.read(path)
-        return Checkpoint(folder, read.tensors, (), gguf_layout(read.architecture), {**read.companions(), **beside})
+        kept = {**read.companions(), **beside}
+        return Checkpoint(folder, read.tensors, (), gguf_layout(read.architecture), kept, read.says())
     tensors, files = stored(path)
-    return Checkpoint(folder, tensors, tuple(files), None, beside)
+    return Checkpoint(folder, tensors, tuple(files), None, beside, config_says(folder / "config.json"))
 
 
 def linked_checkpoint(folder: Path, names: list[str]) -> Checkpoint:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from blockc.facts import Said, gguf_says
 from blockc.ops import Array
 from blockc.safetensors import CheckpointError, Shape, shown
 
@@ -39,7 +40,10 @@ class Encoded:
         data = np.fromfile(self.path, self.stored, count, offset=self.offset)
         if data.size != count:
             raise CheckpointError(f"{self.path} has become shorter while it was read")
-        return np.asarray(dequantize(data.reshape(self.rows), self.kind), np.float32).reshape(self.shape)
+        try:
+            return np.asarray(dequantize(data.reshape(self.rows), self.kind), np.float32).reshape(self.shape)
+        except NotImplementedError:
+            raise CheckpointError(f"{self.path}: blocks of {self.kind.name} are not read") from None
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,17 @@ class GGUF:
     tensors: Mapping[str, Encoded]
     metadata: Mapping[str, Any]
 
+    def says(self) -> tuple[Said, ...]:
+        """What the metadata names of the model; where rope is scaled, a tensor holds what divides its frequencies."""
+        scaled = self.tensors.get("rope_freqs.weight")
+        factors = None if scaled is None else tuple(scaled.read().reshape(-1).tolist())
+        return gguf_says(self.architecture, self.metadata, factors)
+
     def companions(self) -> dict[str, bytes]:
-        """tokenizer.json where the metadata says all of it, and the chat template."""
+        """tokenizer.json where the metadata says all of it, the ids of special tokens, and the chat template."""
         found: dict[str, bytes] = {}
+        if ids := generation_config(self.metadata):
+            found["generation_config.json"] = (json.dumps(ids, indent=2) + "\n").encode()
         if isinstance(template := self.metadata.get("tokenizer.chat_template"), str):
             found["chat_template.jinja"] = template.encode()
         if (tokenizer := tokenizer_json(self.metadata)) is not None:
@@ -63,10 +75,10 @@ def read(path: Path) -> GGUF:
     import gguf
 
     try:
-        reader: Any = gguf.GGUFReader(path)
+        reader: Any = _reader(gguf.GGUFReader)(path)
         metadata = {name: item.contents() for name, item in reader.fields.items()}
         tensors = {str(t.name): _encoded(path, t) for t in reader.tensors}
-    except (ValueError, KeyError, IndexError, OverflowError, UnicodeDecodeError) as error:
+    except (ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a GGUF file that can be read: {shown(error)}") from None
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not tensors:
@@ -74,24 +86,74 @@ def read(path: Path) -> GGUF:
     return GGUF(architecture, tensors, metadata)
 
 
+def _reader(base: Any) -> Any:
+    """The package's reader, for which numbers behind the end of the file are an error: it would count on for ever."""
+
+    class Reader(base):
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
+            found = super()._get(offset, dtype, count, *order, **named)
+            if len(found) != int(count):
+                raise ValueError(f"the file ends before byte {offset} and what should stand there")
+            return found
+
+    return Reader
+
+
 def _encoded(path: Path, tensor: Any) -> Encoded:
     """GGUF counts axes from the innermost one."""
     from gguf.quants import quant_shape_from_byte_shape
 
     shape = tuple(int(n) for n in reversed(tensor.shape))
+    if 0 in shape:
+        raise ValueError(f"{tensor.name} is {shape}")
     rows = tuple(int(n) for n in tensor.data.shape)
     if tensor.data.dtype == np.uint8 and tuple(quant_shape_from_byte_shape(rows, tensor.tensor_type)) != shape:
         raise ValueError(f"{tensor.name} is {shape}, but its blocks are {rows}")
     return Encoded(path, int(tensor.data_offset), rows, tensor.data.dtype, tensor.tensor_type, shape)
 
 
-# By model (this one is the byte-level BPE) and pre-tokenizer, how text is split, as llama.cpp has it. What is not here
-# is left out.
-_SPLITS: dict[tuple[object, object], list[dict[str, Any]]] = {
-    ("gpt2", "smollm"): [
-        {"type": "Digits", "individual_digits": True},
-        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-    ]
+def generation_config(metadata: Mapping[str, Any]) -> dict[str, int | list[int]]:
+    """The ids of special tokens, as generation_config.json has them: two eos where a turn has an end of its own."""
+    bos, eos, eot, pad = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "padding"))
+    ends = list(dict.fromkeys(i for i in (eos, eot) if i is not None))
+    said = {"bos_token_id": bos, "eos_token_id": ends[0] if len(ends) == 1 else ends or None, "pad_token_id": pad}
+    return {key: i for key, i in said.items() if i is not None}
+
+
+@dataclass(frozen=True)
+class _Split:
+    """How a pre-tokenizer splits text, and what goes with it: `normal` before, `whole` words that skip the merges."""
+
+    steps: tuple[dict[str, Any], ...]
+    normal: str | None = None
+    whole: bool = False
+    bos: bool = False  # where the metadata does not say
+
+
+def _bytes(split: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": split}
+
+
+def _regex(numbers: str) -> dict[str, Any]:
+    pattern = (
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+# Of the byte-level BPE, which GGUF calls gpt2, by pre-tokenizer: as llama.cpp and the tokenizer.json of the model have
+# it. What is not here is left out.
+_GPT2 = _Split((_bytes(split=True),))
+_LLAMA3 = _Split((_regex(r"\p{N}{1,3}"), _bytes(split=False)), whole=True, bos=True)
+_SPLITS: dict[object, _Split] = {
+    "gpt-2": _GPT2,
+    "phi-2": _GPT2,
+    "smollm": _Split(({"type": "Digits", "individual_digits": True}, _bytes(split=True))),
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": _Split((_regex(r"\p{N}"), _bytes(split=False)), normal="NFC"),
 }
 _NORMAL, _CONTROL, _USER = 1, 3, 4
 
@@ -99,11 +161,15 @@ _NORMAL, _CONTROL, _USER = 1, 3, 4
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     """A byte-level BPE as the `tokenizers` package has it, or None where the metadata does not say all of it."""
     said = {name.removeprefix("tokenizer.ggml."): value for name, value in metadata.items()}
-    splits = _SPLITS.get((said.get("model"), said.get("pre")))
+    split = _SPLITS.get(said.get("pre")) if said.get("model") == "gpt2" else None
     tokens, kinds, merges = (said.get(name) for name in ("tokens", "token_type", "merges"))
-    if splits is None or not tokens or not merges or len(kinds or ()) != len(tokens):
+    if split is None or not tokens or not merges or len(kinds or ()) != len(tokens):
         return None
-    if said.get("add_bos_token") or said.get("add_eos_token") or set(kinds or ()) - {_NORMAL, _CONTROL, _USER}:
+    before = bool(said.get("add_bos_token", split.bos))
+    first = said.get("bos_token_id") if before else None
+    if said.get("add_eos_token") or before is not (first is not None):
+        return None
+    if set(kinds or ()) - {_NORMAL, _CONTROL, _USER}:
         return None
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
@@ -116,10 +182,21 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     model = {
         "type": "BPE", "dropout": None, "unk_token": None if unknown is None else tokens[unknown],
         "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-        "ignore_merges": False, "vocab": {token: i for i, token in enumerate(tokens)}, "merges": merges,
+        "ignore_merges": split.whole, "vocab": {token: i for i, token in enumerate(tokens)}, "merges": merges,
     }  # fmt: skip
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits}, "post_processor": None, "decoder": bytewise,
-        "model": model,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "normalizer": {"type": split.normal} if split.normal else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(split.steps)},
+        "post_processor": None if first is None else _after(tokens[first], first), "decoder": bytewise, "model": model,
+    }  # fmt: skip
+
+
+def _after(token: str, number: int) -> dict[str, Any]:
+    """The token before every text."""
+    bos = {"SpecialToken": {"id": token, "type_id": 0}}
+    texts = [{"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB")]
+    return {
+        "type": "TemplateProcessing", "single": [bos, texts[0]], "pair": [bos, *texts],
+        "special_tokens": {token: {"id": token, "ids": [number], "tokens": [token]}},
     }  # fmt: skip

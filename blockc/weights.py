@@ -43,6 +43,7 @@ class Pattern:
     transpose: bool
     layers: tuple[int, ...]
     permuted: int = 0  # heads whose rows the file has interleaved
+    plus: float = 0.0  # what the file has added to a gain
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Rule:
     transpose: bool
     shapes: tuple[Shape, ...]  # of the targets
     permuted: int = 0  # heads whose rows the file has interleaved, where rope turns halves
+    plus: float = 0.0  # what the file has added to a gain
 
     @property
     def joined(self) -> Shape:
@@ -93,7 +95,7 @@ class Rule:
     @property
     def plain(self) -> bool:
         """The file has the parameter's own bytes, under another name."""
-        return len(self.targets) == 1 and not self.turned and not self.permuted
+        return len(self.targets) == 1 and not self.turned and not self.permuted and not self.plus
 
 
 @dataclass(frozen=True)
@@ -147,10 +149,11 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
             groups, misfit = _groups(unit, spots, params, sizes)
             if permuted_by is not None and len(neighbours) > 1:
                 misfit.append(f"{item.name} is permuted for one pairing of rope, and there are two here")
+            plus, unlike = _plus(item, spots, params)
             where = tuple(spots) if "{i}" in item.name else ()
-            faults.extend(misfit)
+            faults.extend([*misfit, *unlike])
             joined, permuted = (groups, 0) if permuted_by is None else (1, groups)
-            held.append(Pattern(item.name, item.targets, joined, item.axis, item.transpose, where, permuted))
+            held.append(Pattern(item.name, item.targets, joined, item.axis, item.transpose, where, permuted, plus))
     names, covered = _counted(held)
     twice = [name for counted in (names, covered) for name, n in counted.items() if n > 1]
     faults.extend(f"two lines of the layout hold for {name}" for name in twice)
@@ -160,6 +163,13 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
     if faults:
         raise LayoutError("\n  ".join([f"the layout {layout.name} does not fit:", *faults]))
     return Patterns(tuple(held), tied, layout.ignored, layout.prefixes)
+
+
+def _plus(item: Item, spots: list[int], params: Mapping[str, Param]) -> tuple[float, list[str]]:
+    """(What the file has added to a gain: its norm's offset; why that is no one number.)"""
+    offsets = {1.0 - params[item.targets[0].format(i=i)].neutral for i in spots} if item.plus_offset else {0.0}
+    many = [f"{item.name} has the norm's offset added, and there are several here"] if len(offsets) > 1 else []
+    return max(offsets), many
 
 
 def _turns_neighbours(function: Function) -> set[bool]:
@@ -202,7 +212,7 @@ def rules(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Rules
         for i in p.layers or (0,):
             targets = tuple(target.format(i=i) for target in p.targets)
             shapes = tuple(params[target].shape for target in targets)
-            made.append(Rule(p.name.format(i=i), targets, p.groups, p.axis, p.transpose, shapes, p.permuted))
+            made.append(Rule(p.name.format(i=i), targets, p.groups, p.axis, p.transpose, shapes, p.permuted, p.plus))
     return Rules(tuple(made), held)
 
 
@@ -221,6 +231,8 @@ def _joined(rule: Rule, parts: list[Array]) -> Array:
         whole = np.concatenate(grouped, axis=rule.axis + 1).reshape(rule.joined)
     if rule.permuted:
         whole = _exchanged(whole, rule.permuted, 2)
+    if rule.plus:
+        whole = whole + np.asarray(rule.plus, whole.dtype)
     return np.swapaxes(whole, -1, -2) if rule.turned else whole
 
 
@@ -288,7 +300,7 @@ def untied(name: str, target: str) -> str:
 
 
 def misfit(faults: Iterable[str]) -> CheckpointError:
-    return CheckpointError("\n  ".join(["the checkpoint does not fit the layout:", *faults]))
+    return CheckpointError("\n  ".join(["the checkpoint does not fit the spec:", *faults]))
 
 
 def parted(rule: Rule, array: Array) -> list[Array]:
@@ -296,6 +308,8 @@ def parted(rule: Rule, array: Array) -> list[Array]:
     whole = np.swapaxes(array, -1, -2) if rule.turned else array
     if rule.permuted:
         return [_exchanged(whole, rule.permuted, rule.joined[0] // rule.permuted // 2)]
+    if rule.plus:
+        return [whole - np.asarray(rule.plus, whole.dtype)]
     if len(rule.targets) == 1:
         return [whole]
     ends = np.cumsum([shape[rule.axis] // rule.groups for shape in rule.shapes])

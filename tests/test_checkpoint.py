@@ -5,19 +5,24 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 from blockc import api, folder
-from blockc.plan import DATA, Float, Mode
+from blockc.compile import Compiled
+from blockc.facts import figures
+from blockc.plan import DATA, Mode
 from blockc.proof import Proof
 from blockc.staging import MANIFEST, FolderError
+from blockc.target import Dtype, Target
 from blockc.weights import CheckpointError
 from tests.checkpoints import ROOT, kept, off_by, parameters_in, save, save_empty, save_sharded, tensors, twin
 
@@ -25,8 +30,8 @@ NAMES = ("llama3-8b", "gemma2-9b", "gpt2", "pythia-410m")
 COMMITTED = {"model.py", "graph.txt", "report.json", "spec.resolved.yaml"}
 
 
-def built(name: str, out: Path, weights: Path, mode: Mode = "link", dtype: Float = "fp32") -> api.Built:
-    return api.build(twin(name), out, proof=False, weights=weights, mode=mode, dtype=dtype)
+def built(name: str, out: Path, weights: Path, mode: Mode = "link", dtype: Dtype = "fp32") -> api.Built:
+    return api.build(twin(name), out, proof=False, weights=weights, mode=mode, target=Target(dtype=dtype))
 
 
 def checkpoint(name: str, path: Path, word: str = "F32") -> Path:
@@ -37,10 +42,14 @@ def manifest(out: Path) -> dict[str, Any]:
     return json.loads((out / MANIFEST).read_text())
 
 
+def _unproved(model: Compiled) -> Proof:
+    return Proof(model.spec.name, ())
+
+
 @pytest.fixture
 def unproved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin's proof is no part of what a test asks: it takes seconds."""
-    monkeypatch.setattr(folder, "prove", lambda model: Proof(model.spec.name, ()))
+    monkeypatch.setattr(folder, "prove", _unproved)
 
 
 # Numbers
@@ -98,7 +107,7 @@ def test_shards_are_one_checkpoint(mode: Mode, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["link", "pack"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("unproved")
-def test_a_build_with_weights_verifies(name: str, mode: Mode, dtype: Float, tmp_path: Path) -> None:
+def test_a_build_with_weights_verifies(name: str, mode: Mode, dtype: Dtype, tmp_path: Path) -> None:
     made = built(name, tmp_path / "out", checkpoint(name, tmp_path), mode, dtype)
     assert {path.name for path in made.files} == {path.name for path in (tmp_path / "out").iterdir()}
     checked = api.verify(tmp_path / "out")
@@ -300,6 +309,65 @@ def test_pickled_weights_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="neither model.safetensors nor"):
         built("llama3-8b", tmp_path / "out", tmp_path)
     assert not (tmp_path / "out").exists()
+
+
+# Types, ranges and sizes
+
+
+@pytest.mark.parametrize("target", [Target(dtype="fp16"), Target("cpu", "fp16"), Target("cuda", "fp16")], ids=str)
+def test_every_parameter_has_the_float_type_that_was_asked_for(target: Target, tmp_path: Path) -> None:
+    """With fewer kv_heads than heads, where a joined q, k and v has been left in float32 elsewhere."""
+    model = twin("llama3-8b")
+    (heads,), (kv_heads,) = (figures(model.function)[f"attention.{word}"] for word in ("heads", "kv_heads"))
+    assert heads != kv_heads
+    path = checkpoint("llama3-8b", tmp_path)
+    api.build(model, tmp_path / "out", proof=False, weights=path, mode="pack", target=target)
+    graph = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False).graph
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    stored = [tensor for tensor in held.values() if tensor.external_data]
+    assert sum(int(np.prod(tensor.dims)) for tensor in stored) == model.parameters
+    assert {tensor.data_type for tensor in stored} == {onnx.TensorProto.FLOAT16}
+    wide = {t.name for t in held.values() if t.data_type == onnx.TensorProto.FLOAT}
+    products = {name for n in graph.node if "MatMul" in n.op_type or "Norm" in n.op_type for name in n.input}
+    assert not wide & products, "what stays in float32 are the angles of rope"
+
+
+@pytest.mark.parametrize("target", [Target(dtype="fp16"), Target("cpu", "fp16")], ids=str)
+@pytest.mark.parametrize("name", ["llama3-8b", "pythia-410m"])
+def test_a_residual_stream_of_ten_thousand_is_normed_in_fp16(name: str, target: Target, tmp_path: Path) -> None:
+    """Its squares do not fit into fp16: the mean of them is taken in float32, fused with the addition or not."""
+    assert np.isinf(np.float16(1e4) ** 2)
+    held = {key: kept(array, "F16") for key, array in tensors(twin(name)).items()}
+    table = "model.embed_tokens.weight" if name == "llama3-8b" else "gpt_neox.embed_in.weight"
+    held[table] = kept(held[table] / np.abs(held[table]).max() * 1e4, "F16")
+    path = save(tmp_path / "model.safetensors", held, "F16")
+    api.build(twin(name), tmp_path / "out", proof=False, weights=path, target=target)
+    graph = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False).graph
+    assert any(n.op_type.startswith("Skip") for n in graph.node) is (target.provider == "cpu")
+    assert off_by(twin(name), tmp_path / "out" / "model.onnx", parameters_in(twin(name), held)) < 1e-2
+
+
+@pytest.mark.parametrize("target", [Target(dtype="bf16"), Target("cuda", "bf16")], ids=str)
+def test_logits_of_a_bf16_model_say_that_they_are_bf16(target: Target, tmp_path: Path) -> None:
+    path = checkpoint("llama3-8b", tmp_path)
+    api.build(twin("llama3-8b"), tmp_path / "out", proof=False, weights=path, target=target)
+    graph = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.output}
+    assert types["logits"] == types["present.0.key"] == onnx.TensorProto.BFLOAT16
+
+
+def test_weights_above_2_gib_are_checked_by_path(tmp_path: Path) -> None:
+    (tmp_path / "huge.yaml").write_text(LARGE.replace("32000", "150000").replace("1024\ndepth: 10", "4096\ndepth: 1"))
+    model = api.compile(tmp_path / "huge.yaml", ["head.tied=true"])
+    assert save_empty(tmp_path / "in", model, 1, "F32", 4) > 2**31
+    api.build(model, tmp_path / "out", proof=False, weights=tmp_path / "in")
+    with pytest.raises(onnx.checker.ValidationError, match="hard links"):  # which the checker takes for an attack
+        onnx.checker.check_model(str(tmp_path / "out" / "model.onnx"))
+    shutil.rmtree(tmp_path / "in")  # the build's own name of the file is the last one now
+    onnx.checker.check_model(str(tmp_path / "out" / "model.onnx"))
+    graph = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False).graph
+    offsets = [int(e.value) for t in graph.initializer for e in t.external_data if e.key == "offset"]
+    assert max(offsets) > 2**31 and (tmp_path / "out" / "model.onnx").stat().st_size < 100_000
 
 
 # Memory and time

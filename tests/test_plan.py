@@ -15,8 +15,11 @@ from blockc.ir import parameters
 from blockc.ops import Array
 from blockc.plan import DATA, PAGE, Mode, Plan, largest, narrowed, plan
 from blockc.plan import write as write_data
+from blockc.target import Target
 from blockc.weights import CheckpointError, group_sizes, layout, pack, random_parameters, rules
 from tests.checkpoints import encoded, rules_of, save, save_sharded, tensors, twin
+
+FP16 = Target(dtype="fp16")
 
 
 def planned(name: str, path: Path, mode: Mode = "link") -> Plan:
@@ -125,7 +128,7 @@ def test_what_the_float_type_cannot_hold_is_named(mode: Mode, tmp_path: Path) ->
     held["lm_head.weight"][0, 0] = 1e5
     path = save(tmp_path / "model.safetensors", held)
     with pytest.raises(CheckpointError, match=r"too large: lm_head.weight holds 100000, and fp16 ends at 65504"):
-        api.build(twin("llama3-8b"), tmp_path / "out", proof=False, weights=path, mode=mode, dtype="fp16")
+        api.build(twin("llama3-8b"), tmp_path / "out", proof=False, weights=path, mode=mode, target=FP16)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
@@ -157,7 +160,7 @@ def test_rounding_to_bf16_is_that_of_the_library() -> None:
     numbers = np.concatenate([random.standard_normal(10_000), [0, -0.0, 1e-40, 3e38, 1 + 2**-8, 1 + 3 * 2**-8]])
     wanted = numbers.astype(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
     assert np.array_equal(narrowed(numbers.astype(np.float32), "bf16"), wanted)
-    assert encoded(np.float32([1.5]), "BF16") == narrowed(np.float32([1.5]), "bf16").tobytes()
+    assert encoded(np.array([1.5], np.float32), "BF16") == narrowed(np.array([1.5], np.float32), "bf16").tobytes()
 
 
 def test_permuted_rows_come_back() -> None:

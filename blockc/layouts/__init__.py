@@ -1,6 +1,7 @@
 """Checkpoint layouts: how a family of weight files names and packs its tensors. One data file a layout, read strictly.
 
-    tensors, layers   a name in the file: the parameter it holds, or {of: [...], groups, axis, transpose, permute_rope}
+    tensors, layers   a name in the file: the parameter it holds, or {of: [...], groups, axis, transpose}; in GGUF
+                      also permute_rope and plus_offset
     tied              a name that may be in the file: the parameter that it then equals
     ignore            a name known to be without effect: the reason
     prefix            alternatives; the first is the one that stands in the names of the layout
@@ -13,15 +14,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import cast
 
+from blockc.diagnostics.layouts import LAYOUT, LAYOUT_VERSION
 from blockc.source import Entry, Finding, Place, Scalar, Sequence, SpecError, Tree, finding, parse, plain, suggest
 from blockc.source import Mapping as MappingTree
 
 WORDS = ("layout", "prefix", "tensors", "layers", "tied", "ignore")
 GROUPS = ("heads", "kv_heads")  # the sizes by which a file may group
+GGUF_WORDS = ("permute_rope", "plus_offset")
 
 
 class LayoutError(Exception):
@@ -38,6 +42,7 @@ class Item:
     axis: int = 0
     transpose: bool = False
     permute_rope: str | None = None  # the heads whose rows are interleaved in the file and halves here
+    plus_offset: bool = False  # the file has a gain as it is multiplied by: with the norm's offset added to it
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,10 @@ def layout(name: str) -> Layout:
 
 def gguf_layout(architecture: str) -> Layout:
     """The layout of GGUF files of an architecture: a folder of its own, as no model.py reads them."""
-    return _layout(architecture, files("blockc").joinpath("layouts", "gguf"), ("permute_rope",))
+    return _layout(architecture, files("blockc").joinpath("layouts", "gguf"), GGUF_WORDS)
 
 
+@cache
 def _layout(name: str, folder: Traversable, words: tuple[str, ...]) -> Layout:
     known = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     if name not in known:
@@ -73,7 +79,8 @@ def read_layout(name: str, tree: MappingTree, words: tuple[str, ...] = ()) -> La
     version = plain(top["layout"].value) if "layout" in top else None
     if type(version) is not int or version != 1:
         place = top["layout"].value.place if "layout" in top else tree.place
-        raise SpecError([finding(place, "unknown version of the layout format", expected="layout: 1")])
+        message = "unknown version of the layout format"
+        raise SpecError([finding(LAYOUT_VERSION, place, message, expected="layout: 1")])
     items = list(reader.items(top["tensors"].value, "", "")) if "tensors" in top else []
     if "layers" in top:
         items += reader.layers(top["layers"].value)
@@ -93,7 +100,7 @@ class _Reader:
         self.faults: list[Finding] = []
 
     def wrong(self, place: Place, message: str, expected: str, got: object = "", hint: str = "") -> None:
-        self.faults.append(finding(place, message, expected=expected, got=str(got), hint=hint))
+        self.faults.append(finding(LAYOUT, place, message, expected=expected, got=str(got), hint=hint))
 
     def mapping(self, tree: Tree, words: tuple[str, ...] = ()) -> dict[str, Entry]:
         """The entries; where words are given, no other key stands."""
@@ -163,11 +170,17 @@ class _Reader:
             return Item(name, ())
         targets = tuple(under + target for target in self.words(entries["of"].value, ("<p>",)))
         groups = self.number(entries, "groups", 1, 1, GROUPS)
-        transpose = plain(entries["transpose"].value) if "transpose" in entries else False
-        if not isinstance(transpose, bool):
-            self.wrong(entries["transpose"].value.place, "transpose is yes or no", "true or false", transpose)
         axis = cast(int, self.number(entries, "axis", 0, 0))
-        return Item(name, targets, groups, axis, transpose is True, self.permutation(entries, len(targets)))
+        transpose, plus = self.flag(entries, "transpose"), self.flag(entries, "plus_offset")
+        if plus and (len(targets) > 1 or entries.keys() > {"of", "plus_offset"}):
+            self.wrong(tree.place, "plus_offset stands alone", "one parameter, neither joined nor transposed", name)
+        return Item(name, targets, groups, axis, transpose, self.permutation(entries, len(targets)), plus)
+
+    def flag(self, entries: dict[str, Entry], key: str) -> bool:
+        value = plain(entries[key].value) if key in entries else False
+        if not isinstance(value, bool):
+            self.wrong(entries[key].value.place, f"{key} is yes or no", "true or false", value)
+        return value is True
 
     def permutation(self, entries: dict[str, Entry], targets: int) -> str | None:
         """The word permute_rope, of one parameter that nothing else is done to."""

