@@ -14,8 +14,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from blockc.diagnostics.meaning import LABEL, LABEL_TWICE, NO_SUCH_PART, PART_ABSENT, TERM, UNREAD
 from blockc.parts import PARTS, Learned, Norm, Part, Sine
-from blockc.source import Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, at, find, finding, key_place
+from blockc.source import (
+    Finding,
+    Mapping,
+    Place,
+    Scalar,
+    Sequence,
+    SpecError,
+    Tree,
+    at,
+    every,
+    find,
+    finding,
+    key_place,
+)
 from blockc.source import suggest as nearest
 from blockc.spec import Layer, Spec, key_of, own_part, written
 from blockc.spec.faults import dotted, from_problem, shown
@@ -84,7 +98,7 @@ class Decoder:
 def elaborate(spec: Spec) -> Decoder:
     """Raises SpecError where a term does not stand."""
     top = spec.top
-    terms = {layer.kind: _layer_term(layer, top.width, top.context) for layer in spec.distinct}
+    terms = dict(every(lambda layer: (layer.kind, _layer_term(layer, top.width, top.context)), spec.distinct))
     if faults := [*_unread_parts(spec, terms), *_unread_keys(spec, terms)]:
         raise SpecError(faults)
     return Decoder(
@@ -141,8 +155,8 @@ class _Reader:
     def chain(self, tree: Tree) -> Chain:
         """A chain in a chain is the longer chain."""
         if not isinstance(tree, Sequence) or not tree.items:
-            raise SpecError([finding(tree.place, "not a chain of terms", expected=_CHAIN, got=shown(tree))])
-        terms = (self.term(item) for item in tree.items)
+            raise SpecError([finding(TERM, tree.place, "not a chain of terms", expected=_CHAIN, got=shown(tree))])
+        terms = every(self.term, tree.items)
         return Chain(tuple(inner for term in terms for inner in (term.terms if isinstance(term, Chain) else (term,))))
 
     def term(self, tree: Tree) -> Term:
@@ -158,17 +172,18 @@ class _Reader:
             case _:
                 words = list(tree.entries) if isinstance(tree, Mapping) else []
                 hint = f"{words[0]} is kept for a later version" if words and words[0] in _LATER else ""
-                raise SpecError([finding(tree.place, "not a term", expected=_TERM, got=shown(tree), hint=hint)])
+                raise SpecError([finding(TERM, tree.place, "not a term", expected=_TERM, got=shown(tree), hint=hint)])
 
     def sum(self, tree: Tree) -> Sum:
         if not isinstance(tree, Sequence) or len(tree.items) < 2:
             expected = "[[...], [...]]"
-            raise SpecError([finding(tree.place, "a sum has two branches or more", expected=expected, got=shown(tree))])
-        return Sum(tuple(self.chain(item) for item in tree.items))
+            message = "a sum has two branches or more"
+            raise SpecError([finding(TERM, tree.place, message, expected=expected, got=shown(tree))])
+        return Sum(tuple(every(self.chain, tree.items)))
 
     def chain_of_words(self, words: list[Any]) -> Chain:
         """A term of norm.placement, whose places are those of the keys that it stands for."""
-        return Chain(tuple(self._word(word) for word in words))
+        return Chain(tuple(every(self._word, words)))
 
     def _word(self, word: Any) -> Term:
         if isinstance(word, str):
@@ -177,14 +192,16 @@ class _Reader:
         ((kind, body),) = word.items()
         if kind == "residual":
             return Residual(self.chain_of_words(body))
-        return Sum(tuple(self.chain_of_words(branch) for branch in body))
+        return Sum(tuple(every(self.chain_of_words, body)))
 
     def leaf(self, label: str, place: Place) -> Leaf:
         if reason := refusal(label):
-            raise SpecError([finding(place, f"{label} cannot be a label", expected="another label", hint=reason)])
+            message = f"{label} cannot be a label"
+            raise SpecError([finding(LABEL, place, message, expected="another label", hint=reason)])
         if label in self.seen:
             hint = "a label is one set of parameters; sharing or copying them would be a guess"
-            raise SpecError([finding(place, f"label {label} stands twice in one block", expected="another label",
+            raise SpecError([finding(LABEL_TWICE, place, f"label {label} stands twice in one block",
+                                     expected="another label",
                                      hint=hint, others=[("first here", self.seen[label])])])  # fmt: skip
         self.seen[label] = place
         return Leaf(label, self._part(label, place).resolved(self.width), place)
@@ -197,13 +214,13 @@ class _Reader:
         if key is None:
             known = [*PARTS, "attention_norm", "mlp_norm", *keys.own]
             near = nearest(label, known)
-            raise SpecError([finding(place, f"no part is called {label}", got=label,
+            raise SpecError([finding(NO_SUCH_PART, place, f"no part is called {label}", got=label,
                                      expected=f"{', '.join(PARTS)}, a label of parts, or one that ends in _norm",
                                      hint=f"did you mean {near}?" if near else "")])  # fmt: skip
         part = keys.part(key)
         if part is None:
             message = f"the block names {label}, and there is no {key}"
-            raise SpecError([finding(place, message, expected=f"{key}: {{...}}")])
+            raise SpecError([finding(PART_ABSENT, place, message, expected=f"{key}: {{...}}")])
         return part
 
     def _own_part(self, label: str) -> Part:
@@ -229,7 +246,7 @@ def _unread_parts(spec: Spec, terms: dict[str, Chain]) -> Iterator[Finding]:
             unread[place] = label
     for place, label in unread.items():
         if place not in read:
-            yield finding(place, f"part {label} stands in no block", hint="name it in a block, or leave it out")
+            yield finding(UNREAD, place, f"part {label} stands in no block", hint="name it in a block, or leave it out")
 
 
 def _unread_keys(spec: Spec, terms: dict[str, Chain]) -> Iterator[Finding]:
@@ -241,7 +258,7 @@ def _unread_keys(spec: Spec, terms: dict[str, Chain]) -> Iterator[Finding]:
             final = path == ("norm",) and spec.final_norm is not None
             if final or any(class_ in parts[kind] for kind in kinds) or not isinstance(at(spec.tree, path), Mapping):
                 continue
-            yield finding(key_place(spec.tree, path), f"{dotted(path)} is read by no layer",
+            yield finding(UNREAD, key_place(spec.tree, path), f"{dotted(path)} is read by no layer",
                           hint="name it in a block, or leave it out")  # fmt: skip
 
 

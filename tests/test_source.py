@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from blockc.diagnostics.meaning import KV_HEADS
 from blockc.source import (
     Mapping,
     Place,
@@ -390,6 +391,7 @@ def test_render() -> None:
     tree = parse("blockc: 1\nattention: {heads: 32, kv_heads: 5}\n", "/x/specs/a.yaml")
     value, other = find(tree, ("attention", "kv_heads")), find(tree, ("attention", "heads"))
     fault = finding(
+        KV_HEADS,
         value.place,
         "attention.kv_heads must divide attention.heads",
         expected="a divisor of 32",
@@ -398,7 +400,7 @@ def test_render() -> None:
         others=[("heads", other.place)],
     )
     text = """\
-specs/a.yaml:2:34: attention.kv_heads must divide attention.heads
+specs/a.yaml:2:34: attention.kv_heads must divide attention.heads [BLC202]
   2 | attention: {heads: 32, kv_heads: 5}
     |                                  ^
   expected: a divisor of 32
@@ -421,7 +423,7 @@ def carets(text: str) -> tuple[str, str]:
 def test_rendered_text_is_inert(char: str) -> None:
     nasty = f"a{char}b\n"
     place = Place(f"f{char}", 1, 7, 3, f"x{char}: {{y: bad}}")
-    text = render(finding(place, nasty, expected=nasty, got=nasty, hint=nasty, others=[(nasty, place)]))
+    text = render(finding(KV_HEADS, place, nasty, expected=nasty, got=nasty, hint=nasty, others=[(nasty, place)]))
     assert char not in text and ascii(char)[1:-1] in text
     assert text.count("\n") == 6
     text.encode()
@@ -429,25 +431,25 @@ def test_rendered_text_is_inert(char: str) -> None:
 
 def test_caret_columns() -> None:
     place = Place("f", 1, 7, 3, "x\x1b: {yyy: 1}")
-    assert carets(render(finding(place, "m"))) == ("yyy"[1:] + ":", "^^^")
+    assert carets(render(finding(KV_HEADS, place, "m"))) == ("yyy"[1:] + ":", "^^^")
     line = "\ta: bad"
-    assert carets(render(finding(Place("f", 1, 5, 3, line), "m"))) == ("bad", "^^^")
-    wide = render(finding(Place("f", 1, 4, 2, "日本 例x"), "m")).split("\n")
+    assert carets(render(finding(KV_HEADS, Place("f", 1, 5, 3, line), "m"))) == ("bad", "^^^")
+    wide = render(finding(KV_HEADS, Place("f", 1, 4, 2, "日本 例x"), "m")).split("\n")
     assert wide[2] == "    | " + " " * 5 + "^^^"
-    combining = render(finding(Place("f", 1, 4, 1, "e\u0301 x"), "m")).split("\n")
+    combining = render(finding(KV_HEADS, Place("f", 1, 4, 1, "e\u0301 x"), "m")).split("\n")
     assert combining[2] == "    |   ^"
 
 
 @pytest.mark.parametrize("at", [0, 79, 500, 960, 995])
 def test_long_lines_are_clipped_around_the_caret(at: int) -> None:
     line = "a" * at + "BAD" + "a" * (1000 - at)
-    text = render(finding(Place("f", 1, at + 1, 3, line), "m"))
+    text = render(finding(KV_HEADS, Place("f", 1, at + 1, 3, line), "m"))
     assert carets(text) == ("BAD", "^^^")
     assert max(map(len, text.split("\n"))) < 180
 
 
 def test_long_fields_are_clipped() -> None:
-    assert len(render(finding(Place("f", 1, 1), "m" * 100_000, got="g" * 100_000))) < 1000
+    assert len(render(finding(KV_HEADS, Place("f", 1, 1), "m" * 100_000, got="g" * 100_000))) < 1000
 
 
 def test_suggest() -> None:

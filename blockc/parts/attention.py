@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from blockc.diagnostics.meaning import BIAS_TWICE, HEADS, KV_HEADS, ROPE_BANDS, ROPE_ODD, ROPE_PART, WINDOW
 from blockc.ir import Value, apply
 from blockc.ops import (
     Attention as AttentionOp,
@@ -42,6 +43,7 @@ class Llama3(Model):
     def problems(self) -> Iterator[Problem]:
         if self.low_freq_factor >= self.high_freq_factor:
             yield Problem(
+                ROPE_BANDS,
                 ("high_freq_factor",),
                 "the bands of wavelengths cross",
                 f"more than low_freq_factor {self.low_freq_factor:g}",
@@ -68,14 +70,15 @@ class Rope(Model):
     def problems(self, head_dim: int) -> Iterator[Problem]:
         if self.dims is not None and self.pairs is not None:
             both = "dims and pairs are two meanings of partial"
-            yield Problem(("pairs",), both, "one of them", also=(("dims", ("dims",)),))
+            yield Problem(ROPE_PART, ("pairs",), both, "one of them", also=(("dims", ("dims",)),))
             return
         for key, count, most in (("dims", self.dims, head_dim), ("pairs", self.pairs, head_dim // 2)):
             if count is not None and count > most:
-                yield Problem((key,), f"{key} is more than a head of {head_dim} has", f"at most {most}", str(count))
+                message = f"{key} is more than a head of {head_dim} has"
+                yield Problem(ROPE_PART, (key,), message, f"at most {most}", str(count))
         width = self.dims if self.dims is not None else head_dim
         if width % 2:
-            yield Problem(("dims",) if self.dims else (), "rope turns pairs", "an even width", str(width))
+            yield Problem(ROPE_ODD, ("dims",) if self.dims else (), "rope turns pairs", "an even width", str(width))
         for problem in self.scaling.problems() if self.scaling else ():
             yield problem.under("scaling")
 
@@ -129,6 +132,7 @@ class Attention(Part):
         if self.head_dim is None and width % self.heads:
             near = _near(width, self.heads)
             yield Problem(
+                HEADS,
                 ("heads",),
                 f"attention.heads {self.heads} does not divide width {width}, and head_dim is not given",
                 f"a divisor of {width}, such as {near}, or a head_dim",
@@ -137,6 +141,7 @@ class Attention(Part):
             return
         if self.kv_heads and self.heads % self.kv_heads:
             yield Problem(
+                KV_HEADS,
                 ("kv_heads",),
                 f"attention.kv_heads {self.kv_heads} does not divide attention.heads {self.heads}",
                 f"a divisor of {self.heads}: each key-value head serves heads / kv_heads query heads",
@@ -144,7 +149,7 @@ class Attention(Part):
                 also=(("heads", ("heads",)),),
             )
         if len(set(self.bias)) < len(self.bias):
-            yield Problem(("bias",), "a matrix is named twice", "each of q, k, v, o at most once")
+            yield Problem(BIAS_TWICE, ("bias",), "a matrix is named twice", "each of q, k, v, o at most once")
         yield from self._window_problems(context)
         if self.rope:
             head_dim = self.head_dim or width // self.heads
@@ -158,11 +163,12 @@ class Attention(Part):
             return
         if self.window >= context:
             yield Problem(
-                ("window",), "a window this long hides nothing", f"less than context {context}", str(self.window),
+                WINDOW, ("window",), "a window this long hides nothing",
+                f"less than context {context}", str(self.window),
                 "write window: none, or leave the key out",
             )  # fmt: skip
         if not self.causal:
-            yield Problem(("window",), "a window looks back, and causal: false looks both ways", "no window",
+            yield Problem(WINDOW, ("window",), "a window looks back, and causal: false looks both ways", "no window",
                           also=(("causal", ("causal",)),))  # fmt: skip
 
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:

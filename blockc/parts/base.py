@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+from blockc.diagnostics import Code
 from blockc.ir import B, Function, Node, S, Type, Value, apply, tensor
 from blockc.ops import Call, Input, Op
 from blockc.source import Place
@@ -24,6 +25,7 @@ NOTHING = BeforeValidator(lambda value: () if value == "none" else value)  # the
 class Problem:
     """Something that types alone do not refuse, at a location relative to the part."""
 
+    code: Code
     loc: Loc
     message: str
     expected: str = ""

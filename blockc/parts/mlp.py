@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from blockc.diagnostics.meaning import BIAS_TWICE, NO_GATE
 from blockc.ir import Value, apply
 from blockc.ops import Gelu, GeluTanh, Linear, Mul, Op, Relu, Silu
 from blockc.parts.base import NOTHING, Part, Problem, Scope
@@ -32,9 +33,10 @@ class Mlp(Part):
 
     def problems(self, width: int, context: int) -> Iterator[Problem]:
         if len(set(self.bias)) < len(self.bias):
-            yield Problem(("bias",), "a matrix is named twice", "each of gate, up, down at most once")
+            yield Problem(BIAS_TWICE, ("bias",), "a matrix is named twice", "each of gate, up, down at most once")
         if "gate" in self.bias and not TYPES[self.type][1]:
             yield Problem(
+                NO_GATE,
                 ("bias",),
                 f"{self.type} has no gate to bias",
                 "up, down",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from blockc.diagnostics.meaning import NORM_BIAS, QK_NORM
 from blockc.ir import Value, apply
 from blockc.ops import LayerNorm, RmsNorm
 from blockc.parts.base import Model, OrNone, Part, Problem, Scope
@@ -27,11 +28,12 @@ class Norm(Part):
 
     def problems(self, width: int, context: int) -> Iterator[Problem]:
         if self.type == "layer" and self.bias is None:
-            yield Problem((), "a layer norm must say whether it has a bias", "bias: true or bias: false")
+            yield Problem(NORM_BIAS, (), "a layer norm must say whether it has a bias", "bias: true or bias: false")
         if self.type == "rms" and self.bias is not None:
-            yield Problem(("bias",), "an rms norm has no bias", "no such key beside type: rms")
+            yield Problem(NORM_BIAS, ("bias",), "an rms norm has no bias", "no such key beside type: rms")
         if self.type == "layer" and self.offset is not None:
-            yield Problem(("offset",), "offset is part of an rms norm: (offset + weight)", "no such key here")
+            message = "offset is part of an rms norm: (offset + weight)"
+            yield Problem(NORM_BIAS, ("offset",), message, "no such key here")
 
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
         op = (
@@ -56,12 +58,12 @@ class QkNorm(Model):
 
     def problems(self) -> Iterator[Problem]:
         if self.over == "head" and self.weights is None:
-            yield Problem((), "a norm over each head must say whose its weights are", "weights: shared")
+            yield Problem(QK_NORM, (), "a norm over each head must say whose its weights are", "weights: shared")
         if self.over == "projection" and self.weights is not None:
             message = "a norm over the projection has a weight for each of its numbers"
-            yield Problem(("weights",), message, "no such key beside over: projection")
+            yield Problem(QK_NORM, ("weights",), message, "no such key beside over: projection")
         if self.type is None or self.eps is None:
-            yield Problem((), "there is no norm to take type and eps from", "a norm, or type and eps here")
+            yield Problem(QK_NORM, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
 
     def resolved(self) -> QkNorm:
         return self.model_copy(update={"offset": self.offset or None})

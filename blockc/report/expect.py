@@ -6,44 +6,52 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from blockc.algebra import Decoder
+from blockc.diagnostics.figures import EXPECT
 from blockc.ir import Function
 from blockc.report.figures import LayerSizes, Parameters, count
 from blockc.report.graph import Graph
 from blockc.report.memory import growth, growth_per_kind
 from blockc.source import Finding, finding, key_place
-from blockc.spec import Spec
+from blockc.spec import Bounds, Spec
 
 
-def expect_misses(spec: Spec, decoder: Decoder, function: Function) -> list[Finding]:
+def expect_misses(spec: Spec, decoder: Decoder, function: Function, served: Function | None = None) -> list[Finding]:
     """One finding for each key of `expect` that does not hold, with the figure part by part."""
     if spec.top.expect is None:
         return []
     return [
         finding(
+            EXPECT,
             key_place(spec.tree, ("expect", key)),
             f"expect.{key} does not hold",
             expected=expected,
             got=got,
             hint=f"computed as {parts}" if parts else "",
         )
-        for key, expected, got, parts in _compared(spec, Graph(function, decoder.kinds))
-        if expected != got
+        for key, expected, got, parts in _misses(spec, Graph(function, decoder.kinds, served))
     ]
 
 
-def _compared(spec: Spec, graph: Graph) -> Iterator[tuple[str, str, str, str]]:
-    """Key, expected, computed and its parts, for each key that is written."""
+def _misses(spec: Spec, graph: Graph) -> Iterator[tuple[str, str, str, str]]:
+    """Key, expected, computed and its parts, for each key that does not hold."""
     expect, counted, layers = spec.top.expect, count(graph), Counter(graph.kinds)
     assert expect is not None
-    if expect.parameters is not None:
-        yield "parameters", f"{expect.parameters}", f"{counted.total}", parts(counted, layers)
-    if expect.active_parameters is not None:
-        yield "active_parameters", f"{expect.active_parameters}", f"{counted.active}", parts(counted, layers)
-    if expect.kv_values_per_token is not None:
-        shown = " + ".join(f"{laid([kind], layers)} x {each:,}" for kind, each in growth_per_kind(graph, 1).items())
-        yield "kv_values_per_token", f"{expect.kv_values_per_token}", f"{growth(graph, 1)}", shown
-    if expect.layers is not None:
+    figures = {
+        "parameters": (expect.parameters, counted.total, lambda: parts(counted, layers)),
+        "active_parameters": (expect.active_parameters, counted.active, lambda: parts(counted, layers)),
+        "kv_values_per_token": (expect.kv_values_per_token, growth(graph, 1), lambda: cache_parts(graph)),
+    }
+    for key, (expected, got, shown) in figures.items():
+        if expected is not None and not (expected.hold(got) if isinstance(expected, Bounds) else expected == got):
+            yield key, f"{expected}", f"{got}", shown()
+    if expect.layers is not None and expect.layers != layers:
         yield "layers", _kinds(expect.layers), _kinds(layers), ""
+
+
+def cache_parts(graph: Graph) -> str:
+    """32 layers x 2,048: numbers that one more token adds to the cache."""
+    layers = Counter(graph.kinds)
+    return " + ".join(f"{laid([kind], layers)} x {each:,}" for kind, each in growth_per_kind(graph, 1).items())
 
 
 def parts(counted: Parameters, layers: Mapping[str, int]) -> str:

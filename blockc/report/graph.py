@@ -43,10 +43,13 @@ class Graph:
 
     root: Function
     kinds: tuple[str, ...]
+    served: Function | None = None  # the root with its cache, where that has been made
 
     @cached_property
     def cached(self) -> Function:
         """With the past as inputs. A model that looks both ways has none: what it computes, it computes anew."""
+        if self.served is not None:
+            return self.served
         return with_cache(self.root) if self.root.causal else self.root
 
     @cached_property

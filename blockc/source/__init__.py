@@ -1,6 +1,7 @@
 """YAML text to a tree of values that know their line and column."""
 
-from blockc.source.reading import override, parse, read
+from blockc.source.comments import Ignore, ignores
+from blockc.source.reading import MAX_BYTES, override, parse, read, read_bytes
 from blockc.source.tree import (
     Entry,
     Finding,
@@ -11,8 +12,10 @@ from blockc.source.tree import (
     SpecError,
     Tree,
     at,
+    every,
     find,
     finding,
+    inert,
     key_place,
     plain,
     render,
@@ -20,6 +23,7 @@ from blockc.source.tree import (
 )
 
 __all__ = [
-    "Entry", "Finding", "Mapping", "Place", "Scalar", "Sequence", "SpecError", "Tree", "at", "find", "finding",
-    "key_place", "override", "parse", "plain", "read", "render", "suggest",
+    "MAX_BYTES", "Entry", "Finding", "Ignore", "Mapping", "Place", "Scalar", "Sequence", "SpecError", "Tree",
+    "at", "every", "find", "finding", "ignores", "inert", "key_place", "override", "parse", "plain", "read",
+    "read_bytes", "render", "suggest",
 ]  # fmt: skip

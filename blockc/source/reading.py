@@ -15,6 +15,9 @@ from typing import Protocol
 
 import yaml
 
+from blockc.diagnostics import Code
+from blockc.diagnostics import reading as code
+from blockc.diagnostics.words import KEY_NOT_A_WORD
 from blockc.source.text import VALUE_REFUSED, Source, Wrong, character, check_text, decode, resolve
 from blockc.source.tree import Entry, Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, fault, finding
 
@@ -24,43 +27,48 @@ MAX_NODES = 10_000  # keys, scalars and collections, aliases expanded
 MAX_FINDINGS = 20  # more would not be read
 
 _SYNTAX = (
-    ("mapping values are not allowed", "a second ': ' where one value stands", "quote a text with ': '"),
-    ("could not find expected ':'", "a key without ': ' and a value", "write key: value"),
-    ("expected <block end>, but found ':'", "a key must be a word", "write the key before ':'"),
-    ("expected <block end>", "wrong indentation, or text after a value", "align the keys of a mapping"),
-    ("expected ',' or", "a comma or a closing bracket is missing", ""),
-    ("expected the node content", "a value is missing", ""),
-    ("unexpected end of stream", "a quote is not closed", ""),
-    ("unknown escape character", "an unknown escape in a quoted text", r"write \\ for a backslash"),
-    ("cannot start any token", "this character cannot start a value", "quote the text"),
-    ("sequence entries are not allowed", "a list entry cannot start here", "put '- ' on a line of its own"),
-    ("mapping keys are not allowed", "a key cannot start here", "quote a text that starts with '?'"),
-    ("expected '<document start>'", "text after the end of the spec", "a spec is one document"),
-    ("tag handle", "a tag", "remove the tag: a spec holds only words, numbers, lists and mappings"),
-    ("directive", "a directive", "remove the line that starts with '%'"),
+    (code.COLON, "mapping values are not allowed", "a second ': ' where one value stands", "quote a text with ': '"),
+    (code.KEY_WITHOUT_VALUE, "could not find expected ':'", "a key without ': ' and a value", "write key: value"),
+    (KEY_NOT_A_WORD, "expected <block end>, but found ':'", "a key must be a word", "write the key before ':'"),
+    (
+        code.INDENTATION,
+        "expected <block end>",
+        "wrong indentation, or text after a value",
+        "align the keys of a mapping",
+    ),
+    (code.BRACKET, "expected ',' or", "a comma or a closing bracket is missing", ""),
+    (code.VALUE_MISSING, "expected the node content", "a value is missing", ""),
+    (code.QUOTE, "unexpected end of stream", "a quote is not closed", ""),
+    (code.ESCAPE, "unknown escape character", "an unknown escape in a quoted text", r"write \\ for a backslash"),
+    (code.START, "cannot start any token", "this character cannot start a value", "quote the text"),
+    (code.START, "sequence entries are not allowed", "a list entry cannot start here", "put '- ' on a line of its own"),
+    (code.START, "mapping keys are not allowed", "a key cannot start here", "quote a text that starts with '?'"),
+    (code.DOCUMENTS, "expected '<document start>'", "text after the end of the spec", "a spec is one document"),
+    (code.TAG, "tag handle", "a tag", "remove the tag: a spec holds only words, numbers, lists and mappings"),
+    (code.DIRECTIVE, "directive", "a directive", "remove the line that starts with '%'"),
 )
 
 
 def _syntax_finding(source: Source, error: yaml.YAMLError) -> Finding:
     """A PyYAML error in our words; its own where we have none."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return finding(source.place(0), "this is not YAML", got=str(error))
+        return finding(code.SYNTAX, source.place(0), "this is not YAML", got=str(error))
     problem, mark = error.problem or "", error.problem_mark
     place = source.place(min(mark.index, len(source.text.rstrip())))
     indent = place.text[: len(place.text) - len(place.text.lstrip())]
     if "\t" in indent:
         tab = replace(place, column=indent.index("\t") + 1, width=1)
-        return finding(tab, "a tab in the indentation", expected="spaces", got="a tab")
+        return finding(code.TAB, tab, "a tab in the indentation", expected="spaces", got="a tab")
     if "'\\t'" in problem:
-        return finding(place, "a tab between the words", expected="a space", got="a tab")
+        return finding(code.TAB, place, "a tab between the words", expected="a space", got="a tab")
     others: list[tuple[str, Place]] = []
     if error.context_mark is not None and error.context_mark.index < mark.index:
         thing = re.sub(r"^while (parsing|scanning) (an? )?", "", error.context or "")
         others = [(f"the {thing} starts here", source.place(error.context_mark.index))]
-    for fragment, message, hint in _SYNTAX:
+    for kind, fragment, message, hint in _SYNTAX:
         if fragment in problem:
-            return finding(place, message, hint=hint, others=others)
-    return finding(place, f"this is not YAML: {problem}", others=others)
+            return finding(kind, place, message, hint=hint, others=others)
+    return finding(code.SYNTAX, place, f"this is not YAML: {problem}", others=others)
 
 
 class _Loader(Protocol):
@@ -80,7 +88,7 @@ def _events(source: Source, loader: _Loader) -> Iterator[yaml.Event]:
         raise SpecError([_syntax_finding(source, error)]) from None
     except (ValueError, OverflowError):  # PyYAML on "\U00110000", and on a %YAML version of 5,000 digits
         place = source.place(loader.get_mark().index)
-        raise fault(place, "a number that is no character, or no version") from None
+        raise fault(code.ESCAPE, place, "a number that is no character, or no version") from None
 
 
 # Trees from events
@@ -142,9 +150,11 @@ class _Builder:
             case _:
                 pass
 
-    def report(self, place: Place, message: str, *, got: str = "", hint: str = "", first: Place | None = None) -> None:
+    def report(
+        self, kind: Code, place: Place, message: str, *, got: str = "", hint: str = "", first: Place | None = None
+    ) -> None:
         others = () if first is None else (("first here", first),)
-        self.findings.append(finding(place, message, got=got, hint=hint, others=others))
+        self.findings.append(finding(kind, place, message, got=got, hint=hint, others=others))
         if len(self.findings) >= MAX_FINDINGS:
             raise SpecError([])  # _build adds what was gathered
 
@@ -152,16 +162,16 @@ class _Builder:
         self.documents += 1
         place = self.source.place(event.start_mark.index, event.end_mark.index)
         if place.text.startswith("%"):
-            raise fault(place, "a directive", hint="remove the line that starts with '%'")
+            raise fault(code.DIRECTIVE, place, "a directive", hint="remove the line that starts with '%'")
         if self.documents > 1:
-            raise fault(place, "a second document", expected="one document in a spec")
+            raise fault(code.DOCUMENTS, place, "a second document", expected="one document in a spec")
 
     def count(self, place: Place, nodes: int, height: int) -> None:
         self.nodes += nodes
         if self.nodes > MAX_NODES:
-            raise fault(place, f"more than {MAX_NODES} values, aliases expanded")
+            raise fault(code.CAP, place, f"more than {MAX_NODES} values, aliases expanded")
         if len(self.stack) + height > MAX_DEPTH:
-            raise fault(place, f"nested more than {MAX_DEPTH} deep")
+            raise fault(code.CAP, place, f"nested more than {MAX_DEPTH} deep")
 
     def begin(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, height: int) -> int:
         """Count the node, report its tag, note its anchor; the index where its own text begins."""
@@ -169,7 +179,7 @@ class _Builder:
         while (event.anchor or event.tag) and (found := _PROPERTY.match(self.source.text, index)):
             if found[1].startswith("!"):
                 hint = "remove it: a spec holds only words, numbers, lists and mappings"
-                self.report(self.source.place(index, found.end(1)), "a tag", got=found[1], hint=hint)
+                self.report(code.TAG, self.source.place(index, found.end(1)), "a tag", got=found[1], hint=hint)
             index = found.end()
         index = min(index, max(start, event.end_mark.index))
         self.count(self.source.place(index), 1, height)
@@ -177,9 +187,9 @@ class _Builder:
             place = self.source.place(start, index)
             if event.anchor in self.anchors:
                 first = self.anchors[event.anchor].place
-                self.report(place, "an anchor defined twice", got=event.anchor, first=first)
+                self.report(code.ANCHOR, place, "an anchor defined twice", got=event.anchor, first=first)
             if self.stack and self.stack[-1].wants_key:
-                self.report(place, "an anchor on a key", got=event.anchor, hint="put it on a value")
+                self.report(code.ANCHOR, place, "an anchor on a key", got=event.anchor, hint="put it on a value")
             self.anchors[event.anchor] = _Anchor(place)
         return index
 
@@ -187,11 +197,11 @@ class _Builder:
         place = self.source.place(event.start_mark.index, event.end_mark.index)
         anchor = self.anchors.get(event.anchor)
         if anchor is None:
-            raise fault(place, "an alias of no anchor before it", got=event.anchor)
+            raise fault(code.ALIAS, place, "an alias of no anchor before it", got=event.anchor)
         if anchor.tree is None:
-            raise fault(place, "cyclic alias", others=[("it is part of this", anchor.place)])
+            raise fault(code.ALIAS, place, "cyclic alias", others=[("it is part of this", anchor.place)])
         if self.stack and self.stack[-1].wants_key:
-            raise fault(place, "an alias as a key", hint="write the key out")
+            raise fault(code.ALIAS, place, "an alias as a key", hint="write the key out")
         self.count(place, anchor.nodes, anchor.height)
         self.attach(anchor.tree, anchor.height)
 
@@ -201,13 +211,13 @@ class _Builder:
         value = event.value if quoted else resolve(event.value)
         if bad := VALUE_REFUSED.search(event.value):
             message = f"{character(bad.group())} in a text"
-            self.report(place, message, hint="of control characters, a text may hold newline and tab")
+            self.report(code.CHARACTER, place, message, hint="of control characters, a text may hold newline and tab")
         if self.stack and self.stack[-1].wants_key:
             self.key(event, value, place)
             return
         if isinstance(value, Wrong):
             if self.stack:  # a root is refused by parse
-                self.report(place, value.message, got=text, hint=value.hint)
+                self.report(value.code, place, value.message, got=text, hint=value.hint)
             value = event.value
         tree = Scalar(value, place, text, quoted)
         if event.anchor:
@@ -218,17 +228,19 @@ class _Builder:
         top, name = self.stack[-1], event.value
         top.key = name, place
         if not isinstance(value, str):
-            self.report(place, "a key must be a word", got=name or "nothing", hint="quote it if it is a word")
+            self.report(
+                KEY_NOT_A_WORD, place, "a key must be a word", got=name or "nothing", hint="quote it if it is a word"
+            )
         elif name == "<<" and not event.style:
-            self.report(place, "a merge key", got="<<", hint="write the keys out")
+            self.report(code.MERGE_KEY, place, "a merge key", got="<<", hint="write the keys out")
         elif name in top.entries:
             first = top.entries[name].key
-            self.report(place, f"duplicate key {name}, first on line {first.line}", first=first)
+            self.report(code.DUPLICATE_KEY, place, f"duplicate key {name}, first on line {first.line}", first=first)
 
     def open(self, event: yaml.CollectionStartEvent) -> None:
         start = self.begin(event, 1)
         if self.stack and self.stack[-1].wants_key:
-            raise fault(self.source.place(start), "a key must be a word", got="a list or a mapping")
+            raise fault(KEY_NOT_A_WORD, self.source.place(start), "a key must be a word", got="a list or a mapping")
         self.stack.append(_Open(event, start, self.nodes - 1))
 
     def close(self, event: yaml.CollectionEndEvent) -> None:
@@ -273,25 +285,35 @@ def _build(source: Source, text: str) -> Tree | None:
 
 def parse(data: bytes | str, file: str) -> Mapping:
     """The spec in this text. Raises SpecError, and nothing else, whatever the text."""
-    if len(data) > MAX_BYTES:
-        raise fault(Place(file, 1, 1), f"larger than {MAX_BYTES} bytes", got=f"{len(data)} bytes")
-    text = decode(data, file) if isinstance(data, bytes) else data.removeprefix("\ufeff")
-    source = Source(file, text.replace("\r\n", "\n"))
+    source = source_of(data, file)
     check_text(source)
     tree = _build(source, source.text)
     if tree is None or (isinstance(tree, Scalar) and not tree.text):
-        raise fault(source.place(0), "empty spec", expected="a mapping of keys to values")
+        raise fault(code.EMPTY, source.place(0), "empty spec", expected="a mapping of keys to values")
     if not isinstance(tree, Mapping):
         got = "a list" if isinstance(tree, Sequence) else "a single value"
-        raise fault(tree.place, "a spec is a mapping", expected="key: value lines", got=got)
+        raise fault(code.NOT_A_MAPPING, tree.place, "a spec is a mapping", expected="key: value lines", got=got)
     return tree
 
 
+def source_of(data: bytes | str, file: str) -> Source:
+    """The text with its places. Raises SpecError where there is too much of it, or it is no UTF-8."""
+    if len(data) > MAX_BYTES:
+        raise fault(code.UNREADABLE, Place(file, 1, 1), f"larger than {MAX_BYTES} bytes", got=f"{len(data)} bytes")
+    text = decode(data, file) if isinstance(data, bytes) else data.removeprefix("\ufeff")
+    return Source(file, text.replace("\r\n", "\n"))
+
+
 def read(path: Path | str) -> Mapping:
-    """The spec in this file. The size is checked before anything is read."""
+    """The spec in this file."""
+    return parse(read_bytes(path), str(path))
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """What is in this file. The size is checked before anything is read."""
 
     def refuse(message: str, got: str = "") -> SpecError:
-        return fault(Place(str(path), 1, 1), message, got=got)
+        return fault(code.UNREADABLE, Place(str(path), 1, 1), message, got=got)
 
     try:
         info = Path(path).stat()
@@ -302,12 +324,11 @@ def read(path: Path | str) -> Mapping:
         if info.st_size > MAX_BYTES:
             raise refuse(f"larger than {MAX_BYTES} bytes", f"{info.st_size} bytes")
         with open(path, "rb") as stream:
-            data = stream.read(MAX_BYTES + 1)  # it may have grown since
+            return stream.read(MAX_BYTES + 1)  # it may have grown since
     except FileNotFoundError:
         raise refuse("no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise refuse(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return parse(data, str(path))
 
 
 def override(tree: Mapping, assignment: str) -> Mapping:
@@ -315,21 +336,23 @@ def override(tree: Mapping, assignment: str) -> Mapping:
     at = Source("--set", assignment)
     newline = assignment.find("\n")
     if newline >= 0:
-        raise fault(at.place(newline), "a newline in an assignment", expected="one line")
+        raise fault(code.ASSIGNMENT, at.place(newline), "a newline in an assignment", expected="one line")
     check_text(at)
     names, equals, value = assignment.partition("=")
     place = at.place(0, len(names))
     if not equals:
-        raise fault(place, "no '=' in the assignment", expected="path.to.key=value")
+        raise fault(code.ASSIGNMENT, place, "no '=' in the assignment", expected="path.to.key=value")
     if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", names) or names.count(".") >= MAX_DEPTH:
-        raise fault(place, "not a path of keys", expected="words joined by dots", got=names)
+        raise fault(code.ASSIGNMENT, place, "not a path of keys", expected="words joined by dots", got=names)
     source = Source(f"--set '{assignment}'", assignment)
     steps = [(found.group(), source.place(*found.span())) for found in re.finditer(r"[^.]+", names)]
     # Read inside brackets, so that only flow style is; all indices stay those of the assignment.
     listed = _build(source, " " * len(names) + "[" + value + "\n]")
     if not isinstance(listed, Sequence) or len(listed.items) != 1:
         place = source.place(len(names) + 1, len(assignment))
-        raise fault(place, "not one value", expected="one value, a list in brackets", got=value.strip())
+        raise fault(
+            code.ASSIGNMENT, place, "not one value", expected="one value, a list in brackets", got=value.strip()
+        )
     return _with(tree, steps, listed.items[0])
 
 
@@ -340,7 +363,7 @@ def _with(tree: Tree | None, path: list[tuple[str, Place]], value: Tree) -> Mapp
         tree = Mapping({}, place)
     if not isinstance(tree, Mapping):
         message, hint = f"{name} cannot be set in a value that has no keys", "set the whole value"
-        raise fault(place, message, hint=hint, others=[("it is written here", tree.place)])
+        raise fault(code.NO_KEYS_BELOW, place, message, hint=hint, others=[("it is written here", tree.place)])
     old = tree.entries.get(name)
     new = _with(old.value if old else None, rest, value) if rest else value
     return Mapping({**tree.entries, name: Entry(place, new)}, tree.place)

@@ -8,6 +8,9 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import NamedTuple
 
+from blockc.diagnostics import Code
+from blockc.diagnostics.reading import CHARACTER, ENCODING
+from blockc.diagnostics.words import NO_VALUE, ODD_NUMBER, OUT_OF_RANGE
 from blockc.source.tree import Place, fault
 
 MAX_DIGITS = 30  # of an integer
@@ -46,19 +49,20 @@ def decode(data: bytes, file: str) -> str:
     """Bytes of UTF-8, with or without its byte order mark, as text."""
     for mark, encoding in _BOMS:
         if data.startswith(mark):
-            raise fault(Place(file, 1, 1), f"the file is {encoding}", expected="UTF-8", got=encoding)
+            raise fault(ENCODING, Place(file, 1, 1), f"the file is {encoding}", expected="UTF-8", got=encoding)
     bad = data.find(0)
-    message, got, hint = f"NUL byte at byte offset {bad}", "", "a UTF-16 or binary file has such bytes"
+    code, message, got = CHARACTER, f"NUL byte at byte offset {bad}", ""
+    hint = "a UTF-16 or binary file has such bytes"
     try:
         if bad < 0:
             return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         bad = data.index(error.object[error.start :])  # "utf-8-sig" counts from behind the mark
-        message, got = "the file is not UTF-8", f"byte 0x{data[bad]:02x} at byte offset {bad}"
+        code, message, got = ENCODING, "the file is not UTF-8", f"byte 0x{data[bad]:02x} at byte offset {bad}"
         hint = "save it as UTF-8; it may be Latin-1 or Windows-1252"
     source = Source(file, data.decode("utf-8-sig", "replace"))
     before = data[:bad].decode("utf-8-sig", "replace")
-    raise fault(source.place(len(before)), message, expected="UTF-8 text", got=got, hint=hint)
+    raise fault(code, source.place(len(before)), message, expected="UTF-8 text", got=got, hint=hint)
 
 
 def character(char: str) -> str:
@@ -75,55 +79,66 @@ def check_text(source: Source) -> None:
     place, char = source.place(bad.start(), bad.end()), bad.group()
     if char == "\0":
         offset = len(source.text[: bad.start()].encode("utf-8", "surrogatepass"))
-        raise fault(place, f"NUL byte at byte offset {offset}", expected="UTF-8 text")
-    raise fault(place, f"{character(char)} in the text", hint="remove it")
+        raise fault(CHARACTER, place, f"NUL byte at byte offset {offset}", expected="UTF-8 text")
+    raise fault(CHARACTER, place, f"{character(char)} in the text", hint="remove it")
 
 
 # Scalars
+
+
+class Wrong(NamedTuple):
+    """What a plain scalar is refused for."""
+
+    code: Code
+    message: str
+    hint: str
+
 
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _TEXT_HINT = "; quote it if it is text"
 _REFUSED = (
-    (r"|~|null|Null|NULL", "no value", "write none, or leave the key out"),
+    (r"|~|null|Null|NULL", NO_VALUE, "no value", "write none, or leave the key out"),
     (
         r"[-+]?0[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?",
+        ODD_NUMBER,
         "a number with a leading zero",
         "remove the zero" + _TEXT_HINT,
     ),
-    (r"[-+]?0[xXoObB][0-9a-fA-F_]+", "a number that is not decimal", "write it in decimal" + _TEXT_HINT),
+    (r"[-+]?0[xXoObB][0-9a-fA-F_]+", ODD_NUMBER, "a number that is not decimal", "write it in decimal" + _TEXT_HINT),
     (
         r"(?=.*_)[-+]?(\._*[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9_]+)?",
+        ODD_NUMBER,
         "an underscore in a number",
         "remove the underscores" + _TEXT_HINT,
     ),
-    (r"[-+]?\.(inf|Inf|INF|nan|NaN|NAN)", "not a finite number", "write a number, or none to turn it off"),
+    (
+        r"[-+]?\.(inf|Inf|INF|nan|NaN|NAN)",
+        OUT_OF_RANGE,
+        "not a finite number",
+        "write a number, or none to turn it off",
+    ),
 )
-_REFUSALS = tuple((re.compile(pattern), message, hint) for pattern, message, hint in _REFUSED)
+_REFUSALS = tuple((re.compile(pattern), Wrong(code, message, hint)) for pattern, code, message, hint in _REFUSED)
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-
-
-class Wrong(NamedTuple):
-    message: str
-    hint: str
 
 
 def resolve(word: str) -> str | int | float | bool | Wrong:
     """The value of a plain scalar under the YAML 1.2 core schema, or what is wrong with it."""
-    for pattern, message, hint in _REFUSALS:
+    for pattern, wrong in _REFUSALS:
         if pattern.fullmatch(word):
-            return Wrong(message, hint)
+            return wrong
     if word in _BOOLEANS:
         return _BOOLEANS[word]
     if _INTEGER.fullmatch(word):
         if len(word.lstrip("+-")) > MAX_DIGITS:
-            return Wrong(f"an integer of more than {MAX_DIGITS} digits", "write less" + _TEXT_HINT)
+            return Wrong(OUT_OF_RANGE, f"an integer of more than {MAX_DIGITS} digits", "write less" + _TEXT_HINT)
         return int(word)
     if not _FLOAT.fullmatch(word):
         return word
     number = float(word)
     if math.isinf(number):
-        return Wrong("a number too large for a float", "write a smaller one" + _TEXT_HINT)
+        return Wrong(OUT_OF_RANGE, "a number too large for a float", "write a smaller one" + _TEXT_HINT)
     if number == 0 and re.search("[1-9]", re.split("[eE]", word)[0]):
-        return Wrong("a number too small for a float", "write 0 if zero is meant")
+        return Wrong(OUT_OF_RANGE, "a number too small for a float", "write 0 if zero is meant")
     return number

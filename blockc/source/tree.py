@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
+
+from blockc.diagnostics import Code, Severity
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 LINE_SHOWN = 160  # characters of a source line in a message
 FIELD_SHOWN = 400  # characters of a name or a value in a message
@@ -23,17 +28,27 @@ class Place:
     width: int = 1
     text: str = field(default="", compare=False, repr=False)
 
+    @property
+    def end(self) -> int:
+        """The column behind the last one. A place ends on the line that it starts on."""
+        return self.column + self.width
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault: where, what is wrong, what was expected, what came, what to try, other places involved."""
+    """One fault: its code, where, what is wrong, what was expected, what came, what to try, other places involved."""
 
+    code: Code
     place: Place
     message: str
     expected: str = ""
     got: str = ""
     hint: str = ""
     others: tuple[tuple[str, Place], ...] = ()
+
+    @property
+    def severity(self) -> Severity:
+        return self.code.severity
 
 
 class SpecError(Exception):
@@ -45,6 +60,20 @@ class SpecError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(render(each) for each in self.findings)
+
+
+def every(function: Callable[[A], B], items: Iterable[A]) -> list[B]:
+    """function(item) of each; where items are refused, one SpecError with all that is wrong, each fault once."""
+    made: list[B] = []
+    faults: dict[Finding, None] = {}
+    for item in items:
+        try:
+            made.append(function(item))
+        except SpecError as error:
+            faults |= dict.fromkeys(error.findings)
+    if faults:
+        raise SpecError(faults)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +114,7 @@ Tree: TypeAlias = "Scalar | Sequence | Mapping"
 
 
 def finding(
+    code: Code,
     place: Place,
     message: str,
     *,
@@ -94,11 +124,11 @@ def finding(
     others: Iterable[tuple[str, Place]] = (),
 ) -> Finding:
     """A finding at `place`; the parts that are absent are not rendered."""
-    return Finding(place, message, expected, got, hint, tuple(others))
+    return Finding(code, place, message, expected, got, hint, tuple(others))
 
 
-def fault(place: Place, message: str, others: Iterable[tuple[str, Place]] = (), **parts: str) -> SpecError:
-    return SpecError([finding(place, message, others=others, **parts)])
+def fault(code: Code, place: Place, message: str, others: Iterable[tuple[str, Place]] = (), **parts: str) -> SpecError:
+    return SpecError([finding(code, place, message, others=others, **parts)])
 
 
 # Trees
@@ -167,7 +197,8 @@ def _visible(char: str) -> str:
     return ascii(char)[1:-1]
 
 
-def _shown(text: str, limit: int = FIELD_SHOWN) -> str:
+def inert(text: str, limit: int = FIELD_SHOWN) -> str:
+    """The text cut to a length, without what a terminal would act on."""
     cut = text if len(text) <= limit else text[: limit - 3] + "..."
     return "".join(map(_visible, cut))
 
@@ -196,7 +227,7 @@ def _excerpt(place: Place) -> tuple[str, str]:
 
 
 def render(finding: Finding, root: Path | str | None = None) -> str:
-    """The finding as text: place and message, the line with carets, then what is known of it.
+    """The finding as text: place, message and code, the line with carets, then what is known of it.
 
     No control character of the input comes through. Files under `root` are named from there.
     """
@@ -205,15 +236,16 @@ def render(finding: Finding, root: Path | str | None = None) -> str:
         file = place.file
         if root is not None and Path(file).is_relative_to(root):
             file = str(Path(file).relative_to(root))
-        return f"{_shown(file)}:{place.line}:{place.column}"
+        return f"{inert(file)}:{place.line}:{place.column}"
 
     place = finding.place
-    lines = [f"{at(place)}: {_shown(finding.message)}"]
+    kind = "" if finding.severity == "error" else f"{finding.severity}: "
+    lines = [f"{at(place)}: {kind}{inert(finding.message)} [{finding.code.name}]"]
     if place.text:
         text, carets = _excerpt(place)
         gutter = " " * len(str(place.line))
         lines += [f"  {place.line} | {text}".rstrip(), f"  {gutter} | {carets}"]
     parts = (("expected", finding.expected), ("got", finding.got), ("hint", finding.hint))
-    lines += [f"  {label}: {_shown(text)}" for label, text in parts if text]
-    lines += [f"  {at(other)}: {_shown(label)}" for label, other in finding.others]
+    lines += [f"  {label}: {inert(text)}" for label, text in parts if text]
+    lines += [f"  {at(other)}: {inert(label)}" for label, other in finding.others]
     return "\n".join(lines)

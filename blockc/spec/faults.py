@@ -7,9 +7,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from blockc.diagnostics import Code
+from blockc.diagnostics.words import BAD_NAME, MISSING_KEY, TOO_SMALL, UNKNOWN_KEY, UNKNOWN_WORD, WRONG_KIND
 from blockc.parts import Loc, Problem
 from blockc.source import Finding, Mapping, Place, Scalar, Sequence, Tree, find, finding, key_place, suggest
-from blockc.spec.keys import LAYER_KEYS, PATTERNS, TOP_KEYS
+from blockc.spec.keys import LAYER_KEYS, PATTERNS, TOP_KEYS, LayerKeys, TopKeys
 from blockc.spec.words import FOREIGN, reserved
 
 Error = dict[str, Any]
@@ -39,6 +41,7 @@ def from_problem(problem: Problem, tree: Tree, where: Loc, name: str = "") -> Fi
     others = [(label, value_place(tree, (*where, *loc))) for label, loc in problem.also]
     known = not called or problem.message.startswith(called)
     return finding(
+        problem.code,
         value_place(tree, (*where, *problem.loc)),
         problem.message if known else f"{called}: {problem.message}",
         expected=problem.expected,
@@ -82,11 +85,13 @@ def _finding(path: Loc, errors: list[Error], model: type[BaseModel], tree: Tree,
         return _missing_key(path, name, error, model, tree)
     if error["loc"][-1] == "[key]":
         key = str(path[-1])
-        return finding(key_place(tree, path), f"{name}: {_what(error)}", expected=_expected(error), got=key)
+        message = f"{name}: {_what(error)}"
+        return finding(_code(error), key_place(tree, path), message, expected=_expected(error), got=key)
     if error["type"] == "union_tag_invalid":
         path = (*path, "type")
     found = find(tree, path)
     return finding(
+        _code(error),
         value_place(tree, path),
         f"{name}: {_what(error)}",
         expected=" or ".join(dict.fromkeys(map(_expected, errors))),
@@ -113,13 +118,13 @@ def _real_path(tree: Tree, loc: Loc, kind: str) -> Loc:
 def _missing_key(path: Loc, name: str, error: Error, model: type[BaseModel], tree: Tree) -> Finding:
     expected = _tags(error) if "ctx" in error else _expected_of(model, path)
     hint = f"no default is supplied: say {path[-1]}"
-    return finding(key_place(tree, path[:-1]), f"missing key {name}", expected=expected, hint=hint)
+    return finding(MISSING_KEY, key_place(tree, path[:-1]), f"missing key {name}", expected=expected, hint=hint)
 
 
 def _unknown_key(path: Loc, name: str, model: type[BaseModel], tree: Tree, where: Loc) -> Finding:
     word = str(path[-1])
     known = sorted(_fields(_model_at(model, path[:-1])))
-    if not where and len(path) == 1:
+    if not where and len(path) == 1 and issubclass(model, TopKeys | LayerKeys):
         known = sorted(TOP_KEYS | LAYER_KEYS)
     return unknown_key(key_place(tree, path), name, word, known)
 
@@ -133,7 +138,8 @@ def unknown_key(place: Place, name: str, word: str, known: Iterable[str]) -> Fin
         hint = f"{word} is kept for a later version"
     else:
         hint = f"did you mean {near}?" if near else ""
-    return finding(place, f"unknown key {name}", expected="one of " + ", ".join(known), got=word, hint=hint)
+    expected = "one of " + ", ".join(known)
+    return finding(UNKNOWN_KEY, place, f"unknown key {name}", expected=expected, got=word, hint=hint)
 
 
 def _model_at(model: type[BaseModel], path: Loc) -> type[BaseModel] | None:
@@ -198,6 +204,20 @@ def _expected(error: Error) -> str:
             return PATTERNS[context["pattern"]][1]
         case kind:
             return _WANTED.get(kind, str(error["msg"]))
+
+
+_CODES = {
+    "greater_than": TOO_SMALL,
+    "greater_than_equal": TOO_SMALL,
+    "literal_error": UNKNOWN_WORD,
+    "union_tag_invalid": UNKNOWN_WORD,
+    "string_pattern_mismatch": BAD_NAME,
+    "device_name": BAD_NAME,
+}
+
+
+def _code(error: Error) -> Code:
+    return _CODES.get(error["type"], WRONG_KIND)
 
 
 def _what(error: Error) -> str:

@@ -6,7 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-from blockc.source import Entry, Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, finding, plain, suggest
+from blockc.diagnostics import meaning as code
+from blockc.source import (
+    Entry,
+    Finding,
+    Mapping,
+    Place,
+    Scalar,
+    Sequence,
+    SpecError,
+    Tree,
+    every,
+    finding,
+    plain,
+    suggest,
+)
 from blockc.spec.faults import shown, unknown_key
 from blockc.spec.keys import LAYER_KEYS, Layers
 
@@ -31,17 +45,24 @@ def lay(tree: Mapping, layers: Layers | None, depth: int) -> tuple[Kind, ...]:
     if layers is None:
         return (Kind("layer", base),) * depth
     at = _mapping(tree, "layers")
-    overlays = _overlays(at)
-    names = _sequence(at, depth, tree.entries["depth"].value.place, set(overlays))
+    overlays, faults = _overlays(at)
+    try:
+        names = _sequence(at, depth, tree.entries["depth"].value.place, set(overlays))
+    except SpecError as error:
+        raise SpecError([*faults, *error.findings]) from None
+    if faults:
+        raise SpecError(faults)
     used = {part for name in set(names) for part in name.split("+")}
     if unused := [kind for kind in overlays if kind not in used]:
         defined = _mapping(at, "kinds").entries
         raise SpecError(
-            finding(defined[kind].key, f"layer kind {kind} is defined and never laid",
+            finding(code.KIND_UNUSED, defined[kind].key, f"layer kind {kind} is defined and never laid",
                     hint="name it in first, pattern or last, or leave it out")
             for kind in unused
         )  # fmt: skip
-    kinds = {name: Kind(name, _merged(base, name, overlays)) for name in dict.fromkeys(names)}
+    distinct = list(dict.fromkeys(names))
+    merged = every(lambda name: _merged(base, name, overlays), distinct)
+    kinds = {name: Kind(name, tree) for name, tree in zip(distinct, merged, strict=True)}
     return tuple(kinds[name] for name in names)
 
 
@@ -56,17 +77,19 @@ def _mapping(tree: Mapping, key: str) -> Mapping:
 
 def _sequence(at: Mapping, depth: int, depth_place: Place, known: set[str]) -> list[str]:
     """Counts are compared before anything is laid, so that no count is too large."""
-    runs = {key: tuple(_runs(at, key, known)) for key in LISTS}
+    runs = dict(zip(LISTS, every(lambda key: _runs(at, key, known), LISTS), strict=True))
     fixed = sum(count for key in ("first", "last") for _, count in runs[key])
     middle = depth - fixed
     place = next(entry.key for key, entry in at.entries.items() if key in (*LISTS, "kinds"))
     others = [("depth is here", depth_place)]
     if middle < 0 or (middle and not runs["pattern"]):
-        raise SpecError([finding(place, f"first and last lay {fixed}, and depth is {depth}", expected=f"{depth} layers",
+        raise SpecError([finding(code.LAYER_COUNT, place, f"first and last lay {fixed}, and depth is {depth}",
+                                 expected=f"{depth} layers",
                                  got=str(fixed), hint="a pattern is tiled over what lies between first and last",
                                  others=others)])  # fmt: skip
     if runs["pattern"] and not middle:
-        raise SpecError([finding(at.entries["pattern"].key, "the pattern has no room: first and last fill the depth",
+        raise SpecError([finding(code.LAYER_COUNT, at.entries["pattern"].key,
+                                 "the pattern has no room: first and last fill the depth",
                                  expected=f"a depth above {fixed}, or no pattern", others=others)])  # fmt: skip
     tiled = islice(cycle(_laid(runs["pattern"])), middle)
     return [*_laid(runs["first"]), *tiled, *_laid(runs["last"])]
@@ -76,17 +99,20 @@ def _laid(runs: tuple[Run, ...]) -> Iterator[str]:
     return (name for name, count in runs for _ in range(count))
 
 
-def _runs(at: Mapping, key: str, known: set[str]) -> Iterator[Run]:
+def _runs(at: Mapping, key: str, known: set[str]) -> tuple[Run, ...]:
     listed = at.entries[key].value if key in at.entries else None
-    for item in listed.items if isinstance(listed, Sequence) else ():
-        name, count, place = _entry(item)
-        for part in name.split("+"):
-            if part not in known:
-                near = suggest(part, known)
-                raise SpecError([finding(place, f"layer kind {part} is not defined",
-                                         expected="one of " + ", ".join(sorted(known)), got=part,
-                                         hint=f"did you mean {near}?" if near else "")])  # fmt: skip
-        yield name, count
+    return tuple(every(lambda item: _run(item, known), listed.items if isinstance(listed, Sequence) else ()))
+
+
+def _run(item: Tree, known: set[str]) -> Run:
+    name, count, place = _entry(item)
+    for part in name.split("+"):
+        if part not in known:
+            near = suggest(part, known)
+            raise SpecError([finding(code.KIND_UNDEFINED, place, f"layer kind {part} is not defined",
+                                     expected="one of " + ", ".join(sorted(known)), got=part,
+                                     hint=f"did you mean {near}?" if near else "")])  # fmt: skip
+    return name, count
 
 
 def _entry(item: Tree) -> tuple[str, int, Place]:
@@ -99,23 +125,23 @@ def _entry(item: Tree) -> tuple[str, int, Place]:
             count = plain(entry.value)
             if isinstance(count, int) and not isinstance(count, bool) and count > 0:
                 return name, count, entry.key
-            raise SpecError([finding(entry.value.place, f"not a count of {name} layers", expected="an integer above 0",
+            raise SpecError([finding(code.LAYER_ENTRY, entry.value.place, f"not a count of {name} layers",
+                                     expected="an integer above 0",
                                      got=shown(entry.value))])  # fmt: skip
         case _:
-            raise SpecError([finding(item.place, "not a layer entry", expected="kind, kindA+kindB or {kind: count}",
+            raise SpecError([finding(code.LAYER_ENTRY, item.place, "not a layer entry",
+                                     expected="kind, kindA+kindB or {kind: count}",
                                      got=shown(item))])  # fmt: skip
 
 
 # The kinds
 
 
-def _overlays(at: Mapping) -> dict[str, Mapping]:
-    """What each kind says, every key of it one that a kind may say."""
+def _overlays(at: Mapping) -> tuple[dict[str, Mapping], list[Finding]]:
+    """What each kind says, and what of it no kind may say."""
     kinds = _mapping(at, "kinds")
     overlays = {name: _mapping(kinds, name) for name in kinds.entries}
-    if faults := [fault for name, overlay in overlays.items() for fault in _overlay_faults(name, overlay)]:
-        raise SpecError(faults)
-    return overlays
+    return overlays, [fault for name, overlay in overlays.items() for fault in _overlay_faults(name, overlay)]
 
 
 def _overlay_faults(name: str, overlay: Mapping) -> Iterator[Finding]:
@@ -124,7 +150,8 @@ def _overlay_faults(name: str, overlay: Mapping) -> Iterator[Finding]:
             yield unknown_key(entry.key, f"layers.kinds.{name}.{key}", key, sorted(LAYER_KEYS))
     for path, place in _leaves(overlay, ()):
         if path == ("norm", "final"):
-            yield finding(place, f"layers.kinds.{name}.norm.final: the final norm is the model's, not a layer's",
+            yield finding(code.FINAL_OF_KIND, place,
+                          f"layers.kinds.{name}.norm.final: the final norm is the model's, not a layer's",
                           hint="write it under the top-level norm")  # fmt: skip
 
 
@@ -188,7 +215,8 @@ def _clashes(parts: list[str], overlays: dict[str, Mapping]) -> Iterator[Finding
         for path, place in said:
             first = filled.get(path) or next((leaves[other] for other in _upwards(path) if other in leaves), None)
             if first is not None:
-                yield finding(place, f"{'.'.join(path)} is set by both {first[0]} and {part}, which are joined by +",
+                yield finding(code.JOINED, place,
+                              f"{'.'.join(path)} is set by both {first[0]} and {part}, which are joined by +",
                               others=[(f"in {first[0]}", first[1])])  # fmt: skip
         for path, place in said:
             leaves.setdefault(path, (part, place))

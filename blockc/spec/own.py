@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from blockc.diagnostics.meaning import OWN_PART
 from blockc.parts import PARTS, Part
 from blockc.source import Entry, Mapping, SpecError, Tree, find, finding, key_place, plain
 from blockc.spec.faults import from_pydantic, shown
@@ -56,4 +57,4 @@ def _change(layer: Layer, label: str) -> tuple[str, Mapping]:
             return key, value
     expected = "{mlp: {...}}: what it changes of the key of that name"
     message = f"part {label} is not one of {', '.join(PARTS)}"
-    raise SpecError([finding(key_place(layer.tree, path), message, expected=expected, got=shown(tree))])
+    raise SpecError([finding(OWN_PART, key_place(layer.tree, path), message, expected=expected, got=shown(tree))])

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from blockc.diagnostics.meaning import MANY_LAYERS, NO_POSITIONS, PLACED_NONE, TWO_WORDS
+from blockc.diagnostics.words import MISSING_KEY, VERSION, VERSION_FIRST
 from blockc.parts import PARTS, Part
 from blockc.source import Finding, Mapping, Place, SpecError, finding, key_place, override, plain, read
 from blockc.spec.faults import from_problem, from_pydantic, shown
@@ -83,11 +85,11 @@ def from_tree(tree: Mapping) -> Spec:
     layers: tuple[Layer, ...] = ()
     final: NormKeys | None = None
     if top is None:
-        _, more = _validated(LayerKeys, _only(tree, LAYER_KEYS)) if "layers" not in tree.entries else (None, [])
-        faults += more
+        faults += _base_faults(tree)
     else:
         if top.depth > MAX_DEPTH:
-            raise SpecError([finding(tree.entries["depth"].value.place, "more layers than can be laid out one by one",
+            raise SpecError([finding(MANY_LAYERS, tree.entries["depth"].value.place,
+                                     "more layers than can be laid out one by one",
                                      expected=f"at most {MAX_DEPTH}", got=str(top.depth))])  # fmt: skip
         layers, more = _layers(tree, top)
         final, last = _final_norm(tree, layers)
@@ -100,13 +102,15 @@ def from_tree(tree: Mapping) -> Spec:
 def _version_first(tree: Mapping) -> None:
     if "blockc" not in tree.entries:
         hint = "it is the first line of a spec"
-        raise SpecError([finding(tree.place, "missing key blockc", expected="blockc: 1", hint=hint)])
+        raise SpecError([finding(VERSION, tree.place, "missing key blockc", expected="blockc: 1", hint=hint)])
     entry = tree.entries["blockc"]
     version, got = plain(entry.value), shown(entry.value)
     if type(version) is not int or version != 1:
-        raise SpecError([finding(entry.value.place, "unknown version of the language", expected="1", got=got)])
+        raise SpecError([finding(VERSION, entry.value.place, "unknown version of the language", expected="1", got=got)])
     if next(iter(tree.entries)) != "blockc":
-        raise SpecError([finding(entry.key, "blockc is not the first key", hint="write it on the first line")])
+        raise SpecError(
+            [finding(VERSION_FIRST, entry.key, "blockc is not the first key", hint="write it on the first line")]
+        )
 
 
 def _only(tree: Mapping, keys: frozenset[str], keep_unknown: bool = False) -> Mapping:
@@ -121,6 +125,25 @@ def _validated(model: type[M], tree: Mapping, where: tuple[str | int, ...] = ())
         return None, from_pydantic(error, model, tree, where)
 
 
+def _base_faults(tree: Mapping) -> list[Finding]:
+    """What is wrong with the layer keys by themselves, where the top-level ones are wrong too."""
+    if "layers" in tree.entries:
+        return []
+    base = with_norm(_only(tree, LAYER_KEYS))
+    keys, faults = _validated(LayerKeys, base)
+    if keys is None:
+        return faults
+    width, context = _size(tree, "width"), _size(tree, "context")
+    sizes = (width, context) if width and context else None
+    return list(_layer_faults(Layer("layer", keys, base), sizes, tree.place))
+
+
+def _size(tree: Mapping, key: str) -> int | None:
+    """A top-level size, where it is one."""
+    size = plain(tree.entries[key].value) if key in tree.entries else None
+    return size if type(size) is int and size > 0 else None
+
+
 def _layers(tree: Mapping, top: TopKeys) -> tuple[tuple[Layer, ...], list[Finding]]:
     kinds = lay(tree, top.layers, top.depth)
     made: dict[str, Layer] = {}
@@ -131,32 +154,33 @@ def _layers(tree: Mapping, top: TopKeys) -> tuple[tuple[Layer, ...], list[Findin
         faults += found
         if keys is not None:
             made[kind.name] = Layer(kind.name, keys, whole)
-            faults += _layer_faults(made[kind.name], top, tree.place)
+            faults += _layer_faults(made[kind.name], (top.width, top.context), tree.place)
     if faults:
         return (), _distinct(faults)
     return tuple(made[kind.name] for kind in kinds), []
 
 
-def _layer_faults(layer: Layer, top: TopKeys, root: Place) -> Iterator[Finding]:
-    """What is missing everywhere is missing at the root of the file."""
-    for key, part in occupants(layer.keys):
-        for problem in part.problems(top.width, top.context):
+def _layer_faults(layer: Layer, sizes: tuple[int, int] | None, root: Place) -> Iterator[Finding]:
+    """What is missing everywhere is missing at the root of the file. `sizes` are width and context, where known."""
+    for key, part in occupants(layer.keys) if sizes else ():
+        for problem in part.problems(*sizes) if sizes else ():
             yield from_problem(problem, layer.tree, (key,))
     keys, tree = layer.keys, layer.tree
     placement = keys.norm.placement if keys.norm else None
     if placement and keys.block is not None:
-        yield finding(key_place(tree, ("norm", "placement")), "norm.placement and block say the same thing",
+        yield finding(TWO_WORDS, key_place(tree, ("norm", "placement")), "norm.placement and block say the same thing",
                       expected="one of them", others=[("block is here", key_place(tree, ("block",)))])  # fmt: skip
     if placement is None and keys.block is None:
         missing = "norm.placement" if keys.norm else "norm"
-        yield finding(layer.place("norm") if "norm" in tree.entries else root, f"missing key {missing}",
+        yield finding(MISSING_KEY, layer.place("norm") if "norm" in tree.entries else root, f"missing key {missing}",
                       expected=f"norm.placement, one of {', '.join(PLACEMENTS)}; or a block")  # fmt: skip
     for key in ("attention", "mlp"):
         if placement and keys.part(key) is None and key not in keys.own:
-            place, message = root, f"missing key {key}"
+            code, place, message = MISSING_KEY, root, f"missing key {key}"
             if key in tree.entries:
-                place, message = layer.place(key), f"norm.placement {placement} places the {key}, which is none"
-            yield finding(place, message, hint=f"for a layer without an {key}, write a block")
+                code, place = PLACED_NONE, layer.place(key)
+                message = f"norm.placement {placement} places the {key}, which is none"
+            yield finding(code, place, message, hint=f"for a layer without an {key}, write a block")
 
 
 def occupants(keys: LayerKeys) -> Iterator[tuple[str, Part]]:
@@ -184,7 +208,8 @@ def _final_norm(tree: Mapping, layers: tuple[Layer, ...]) -> tuple[NormKeys | No
 def _position_faults(tree: Mapping, top: TopKeys, layers: tuple[Layer, ...]) -> Iterator[Finding]:
     """How a token's place is known is always said: positions, rope, or positions: none."""
     if layers and "positions" not in tree.entries and not any(_ropes(layer.keys) for layer in layers):
-        yield finding(tree.place, "nothing says where a token stands", expected="positions or attention.rope",
+        yield finding(NO_POSITIONS, tree.place, "nothing says where a token stands",
+                      expected="positions or attention.rope",
                       hint="write positions: none for a model without")  # fmt: skip
 
 

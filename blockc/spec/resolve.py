@@ -89,10 +89,19 @@ def _layer(layer: Layer, width: int) -> Keys:
 def _own(layer: Layer, label: str, width: int, inherited: Keys) -> Keys:
     """A part in full, with `none` for what it would inherit from the layer's own key and has not."""
     own = own_part(layer, label)
-    said, below = written(own.part.resolved(width)), inherited.get(own.key, {})
-    fields = type(own.part).model_fields if _alike(below, said) else {}
-    removed = [key for key in below if key in fields and key not in said]
-    return {own.key: said | dict.fromkeys(removed, "none")}
+    fields, below = type(own.part).model_fields, inherited.get(own.key, {})
+    return {own.key: _filled({k: v for k, v in below.items() if k in fields}, written(own.part.resolved(width)))}
+
+
+def _filled(below: Keys, said: Keys) -> Keys:
+    """What is said, with `none` for what merging it over `below` would leave of that, at any depth."""
+    if not _alike(below, said):
+        return said
+    made = {
+        key: _filled(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
+        for key, value in said.items()
+    }
+    return made | dict.fromkeys((key for key in below if key not in said), "none")
 
 
 def _labels(term: Any) -> Iterator[str]:

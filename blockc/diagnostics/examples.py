@@ -1,0 +1,48 @@
+"""The spec that the examples of the codes change."""
+
+from __future__ import annotations
+
+import re
+
+from blockc.diagnostics.code import Code
+
+BASE = """\
+blockc: 1
+name: example
+vocab: 1024
+width: 64
+depth: 2
+context: 256
+attention: {heads: 4, rope: {theta: 10000, pairing: half}}
+mlp: {type: swiglu, width: 192}
+norm: {type: rms, eps: 1e-5, placement: pre}
+head: {tied: true}
+expect: {layers: {layer: 2}}
+"""
+
+
+def whole(code: Code, example: str | bytes) -> bytes:
+    """The file that an example stands for: BASE with the example's keys in the place of its own."""
+    if isinstance(example, bytes):
+        return example
+    if (code.alone and example == code.bad) or example.startswith(("layout:", "policy:")):
+        return example.encode()
+    return changed(example)
+
+
+def changed(keys: str) -> bytes:
+    """BASE with these keys, and what they hold, in the place of its own."""
+    return "".join((_keys(BASE) | _keys(keys)).values()).encode()
+
+
+def _keys(text: str) -> dict[str, str]:
+    """Each top-level key with its lines."""
+    found = re.findall(r"^[^\s#].*\n(?:[ \t#].*\n|\n)*", text if text.endswith("\n") else text + "\n", re.MULTILINE)
+    return {re.split(r"[:\s]", lines, maxsplit=1)[0]: lines for lines in found}
+
+
+def shown(example: str | bytes) -> str:
+    r"""An example as it is printed; bytes that are no ASCII as an escape such as \xe9."""
+    if isinstance(example, str):
+        return example.rstrip("\n")
+    return example.decode("ascii", "backslashreplace").rstrip("\n")

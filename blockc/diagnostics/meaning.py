@@ -1,0 +1,206 @@
+"""BLC2xx: values that are right by themselves and do not go together."""
+
+from __future__ import annotations
+
+from blockc.diagnostics.code import error
+
+HEADS = error(
+    "BLC201",
+    "heads do not divide the width",
+    "head_dim is width / heads where it is not given, and a head has a whole number of coordinates. Models whose heads "
+    "are not width / heads wide say head_dim.",
+    bad="attention: {heads: 5, rope: {theta: 10000, pairing: half}}\n",
+    good="attention: {heads: 5, head_dim: 16, rope: {theta: 10000, pairing: half}}\n",
+)
+KV_HEADS = error(
+    "BLC202",
+    "kv_heads do not divide heads",
+    "Each key-value head serves heads / kv_heads query heads.",
+    bad="attention: {heads: 4, kv_heads: 3, rope: {theta: 10000, pairing: half}}\n",
+    good="attention: {heads: 4, kv_heads: 2, rope: {theta: 10000, pairing: half}}\n",
+)
+BIAS_TWICE = error(
+    "BLC203",
+    "a matrix is named twice",
+    "bias lists the matrices that have one, each once.",
+    bad="attention: {heads: 4, bias: [q, k, q], rope: {theta: 10000, pairing: half}}\n",
+    good="attention: {heads: 4, bias: [q, k, v], rope: {theta: 10000, pairing: half}}\n",
+)
+WINDOW = error(
+    "BLC204",
+    "a window that does nothing",
+    "A window as long as the context hides nothing, and one beside causal: false looks back where the attention looks "
+    "both ways. A key without effect says something that is not so.",
+    bad="attention: {heads: 4, window: 256, rope: {theta: 10000, pairing: half}}\n",
+    good="attention: {heads: 4, window: 128, rope: {theta: 10000, pairing: half}}\n",
+)
+ROPE_PART = error(
+    "BLC205",
+    "rope turns a part that a head has not",
+    "dims turns the first coordinates of a head, pairs its first pairs; the two differ in their frequencies, so one of "
+    "them is said, and it is no more than the head has.",
+    bad="attention: {heads: 4, rope: {theta: 10000, pairing: half, dims: 32}}\n",
+    good="attention: {heads: 4, rope: {theta: 10000, pairing: half, dims: 16}}\n",
+)
+ROPE_ODD = error(
+    "BLC206",
+    "rope turns an odd number of coordinates",
+    "A rotation turns two coordinates at a time.",
+    bad="attention: {heads: 4, head_dim: 17, rope: {theta: 10000, pairing: half}}\n",
+    good="attention: {heads: 4, head_dim: 16, rope: {theta: 10000, pairing: half}}\n",
+)
+ROPE_BANDS = error(
+    "BLC207",
+    "the bands of rope scaling cross",
+    "llama3 scaling leaves wavelengths below original / high_freq_factor, divides the frequencies of those above "
+    "original / low_freq_factor, and blends between: low_freq_factor is below high_freq_factor.",
+    bad="attention:\n  heads: 4\n  rope:\n    theta: 10000\n    pairing: half\n"
+    "    scaling: {type: llama3, factor: 8, low_freq_factor: 4, high_freq_factor: 1, original: 64}\n",
+    good="attention:\n  heads: 4\n  rope:\n    theta: 10000\n    pairing: half\n"
+    "    scaling: {type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4, original: 64}\n",
+)
+NORM_BIAS = error(
+    "BLC208",
+    "a key of another norm",
+    "A layer norm says whether it has a bias, an rms norm has none; offset is part of an rms norm.",
+    bad="norm: {type: rms, eps: 1e-5, bias: true, placement: pre}\n",
+    good="norm: {type: layer, eps: 1e-5, bias: true, placement: pre}\n",
+)
+QK_NORM = error(
+    "BLC209",
+    "a norm of queries and keys that is not fully said",
+    "Over each head it says whose its weights are, over the projection each number has its own; type and eps are those "
+    "of the layer's norm, or said here.",
+    bad="attention: {heads: 4, qk_norm: {over: head}, rope: {theta: 10000, pairing: half}}\n",
+    good="attention: {heads: 4, qk_norm: {over: head, weights: shared}, rope: {theta: 10000, pairing: half}}\n",
+)
+NO_GATE = error(
+    "BLC210",
+    "a gate's bias without a gate",
+    "gelu, gelu_tanh and relu are plain MLPs: up and down. The gated ones are swiglu, geglu and geglu_tanh.",
+    bad="mlp: {type: gelu, width: 256, bias: [gate]}\n",
+    good="mlp: {type: gelu, width: 256, bias: [up]}\n",
+)
+NO_POSITIONS = error(
+    "BLC211",
+    "nothing says where a token stands",
+    "Attention alone does not see order. A spec says positions, attention.rope, or positions: none.",
+    bad="attention: {heads: 4}\n",
+    good="attention: {heads: 4}\npositions: none\n",
+)
+TWO_WORDS = error(
+    "BLC212",
+    "norm.placement and block say the same thing",
+    "A placement is a word for a block. With both, one of them would be ignored.",
+    bad="block: [{residual: [attention_norm, attention]}, {residual: [mlp_norm, mlp]}]\n",
+    good="norm: {type: rms, eps: 1e-5}\n"
+    "block: [{residual: [attention_norm, attention]}, {residual: [mlp_norm, mlp]}]\n",
+)
+PLACED_NONE = error(
+    "BLC213",
+    "norm.placement places a part that is none",
+    "Every placement has an attention and an mlp. A layer without one of them is said by a block.",
+    bad="mlp: none\n",
+    good="norm: {type: rms, eps: 1e-5}\nblock: [{residual: [attention_norm, attention]}]\nmlp: none\n",
+)
+MANY_LAYERS = error(
+    "BLC214",
+    "more layers than can be laid",
+    "Each layer is laid and checked by itself; the cap of 10,000 keeps the answer prompt.",
+    bad="depth: 1000000\n",
+    good="depth: 2\n",
+)
+LAYER_COUNT = error(
+    "BLC221",
+    "the layers do not fill the depth",
+    "first and last are laid once, pattern is tiled over what lies between: together they lay depth layers.",
+    bad="layers: {first: [a, a, a], kinds: {a: {}}}\n",
+    good="layers: {first: [a], pattern: [b], kinds: {a: {}, b: {}}}\nexpect: {layers: {a: 1, b: 1}}\n",
+)
+KIND_UNDEFINED = error(
+    "BLC222",
+    "a layer kind that is not defined",
+    "The entries of first, pattern and last are names of layers.kinds.",
+    bad="layers: {pattern: [globl], kinds: {global: {}}}\n",
+    good="layers: {pattern: [global], kinds: {global: {}}}\nexpect: {layers: {global: 2}}\n",
+)
+KIND_UNUSED = error(
+    "BLC223",
+    "a layer kind that is never laid",
+    "A kind that no list names changes nothing, and says something that is not so.",
+    bad="layers: {pattern: [a], kinds: {a: {}, b: {attention: {window: 64}}}}\n",
+    good="layers: {pattern: [a, b], kinds: {a: {}, b: {attention: {window: 64}}}}\nexpect: {layers: {a: 1, b: 1}}\n",
+)
+LAYER_ENTRY = error(
+    "BLC224",
+    "not an entry of a layer list",
+    "An entry is kind, kindA+kindB, or {kind: count} with a count above 0.",
+    bad="layers: {pattern: [{a: 0}], kinds: {a: {}}}\n",
+    good="layers: {pattern: [{a: 2}], kinds: {a: {}}}\nexpect: {layers: {a: 2}}\n",
+)
+FINAL_OF_KIND = error(
+    "BLC225",
+    "a final norm in a layer kind",
+    "The final norm follows the last layer and is the model's: it is said by the top-level norm.",
+    bad="layers: {pattern: [a], kinds: {a: {norm: {final: false}}}}\n",
+    good="layers: {pattern: [a], kinds: {a: {}}}\nnorm: {type: rms, eps: 1e-5, placement: pre, final: false}\n"
+    "expect: {layers: {a: 2}}\n",
+)
+JOINED = error(
+    "BLC226",
+    "two joined kinds set the same key",
+    "a+b merges both, and neither goes before the other: a key is set by one of them.",
+    bad="layers: {pattern: [a+b], kinds: {a: {mlp: {width: 128}}, b: {mlp: {width: 256}}}}\n",
+    good="layers: {pattern: [a+b], kinds: {a: {mlp: {width: 128}}, b: {attention: {window: 64}}}}\n"
+    "expect: {layers: {a+b: 2}}\n",
+)
+TERM = error(
+    "BLC231",
+    "not a term",
+    "A block is made of labels, chains [a, b], {residual: [...]} and {sum: [[...], [...]]}.",
+    bad="norm: {type: rms, eps: 1e-5}\nblock: [{residul: [attention]}, mlp]\n",
+    good="norm: {type: rms, eps: 1e-5}\nblock: [{residual: [attention]}, mlp]\n",
+)
+LABEL = error(
+    "BLC232",
+    "not a label",
+    "A label is a path of parameters, an attribute of a PyTorch module and a variable of its forward, so it is no word "
+    "of Python's, PyTorch's or the emitted code's.",
+    bad="norm: {type: rms, eps: 1e-5}\nblock: [attention, class]\nparts: {class: {mlp: {width: 64}}}\n",
+    good="norm: {type: rms, eps: 1e-5}\nblock: [attention, wide]\nparts: {wide: {mlp: {width: 64}}}\n",
+)
+LABEL_TWICE = error(
+    "BLC233",
+    "a label stands twice in one block",
+    "A label is one set of parameters. Whether a second mention shares or copies them would be a guess.",
+    bad="norm: {type: rms, eps: 1e-5}\nblock: [attention, mlp, mlp]\n",
+    good="norm: {type: rms, eps: 1e-5}\nblock: [attention, mlp, second_mlp]\nparts: {second_mlp: {mlp: {width: 64}}}\n",
+)
+NO_SUCH_PART = error(
+    "BLC234",
+    "no part is called so",
+    "A label is attention, mlp or norm, a label of parts, or ends in _norm.",
+    bad="norm: {type: rms, eps: 1e-5}\nblock: [attn, mlp]\n",
+    good="norm: {type: rms, eps: 1e-5}\nblock: [attention, mlp]\n",
+)
+PART_ABSENT = error(
+    "BLC235",
+    "a block names a part that is not there",
+    "The label stands for a key of the spec, which is absent or none.",
+    bad="norm: {type: rms, eps: 1e-5}\nmlp: none\nblock: [attention, mlp]\n",
+    good="norm: {type: rms, eps: 1e-5}\nmlp: {type: gelu, width: 256}\nblock: [attention, mlp]\n",
+)
+UNREAD = error(
+    "BLC236",
+    "read by no layer",
+    "A key or a part that stands in no layer's block changes nothing, and says something that is not so.",
+    bad="norm: {type: rms, eps: 1e-5}\nblock: [attention]\n",
+    good="norm: {type: rms, eps: 1e-5}\nblock: [attention, mlp]\n",
+)
+OWN_PART = error(
+    "BLC237",
+    "a part that varies no key, or several",
+    "parts gives a label to a variation on one of attention, mlp and norm: {label: {mlp: {...}}}.",
+    bad="norm: {type: rms, eps: 1e-5}\nblock: [attention, mlp, wide]\nparts: {wide: {width: 64}}\n",
+    good="norm: {type: rms, eps: 1e-5}\nblock: [attention, mlp, wide]\nparts: {wide: {mlp: {width: 64}}}\n",
+)

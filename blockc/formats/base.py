@@ -1,0 +1,67 @@
+"""What every format says: a file, its findings, and whether they are held against it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from blockc.diagnostics import SEVERITIES
+from blockc.source import Finding, Place, inert
+
+_LONGEST = 4096  # characters of a path; cut, it would be another file
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One file and its findings; `strict` holds warnings against it too."""
+
+    file: str
+    findings: tuple[Finding, ...]
+    strict: bool = False
+
+    @property
+    def wrong(self) -> bool:
+        return any(self.counts(each) for each in self.findings)
+
+    def counts(self, finding: Finding) -> bool:
+        return finding.severity == "error" or (self.strict and finding.severity == "warning")
+
+
+def by_severity(checked: Sequence[Checked]) -> Iterator[Finding]:
+    """Errors first; within a severity as they come."""
+    every = [finding for each in checked for finding in each.findings]
+    yield from (finding for severity in SEVERITIES for finding in every if finding.severity == severity)
+
+
+def totals(checked: Sequence[Checked]) -> dict[str, int]:
+    """files, errors, warnings, notes"""
+    counts = Counter(finding.severity for each in checked for finding in each.findings)
+    return {"files": len(checked), **{f"{severity}s": counts[severity] for severity in SEVERITIES}}
+
+
+def path(place: Place) -> str:
+    """The file from the working folder, with forward slashes: no path of the machine stands in what is kept."""
+    return relative(place.file)
+
+
+def relative(file: str) -> str:
+    if not os.path.isabs(file):
+        return inert(file.replace(os.sep, "/"), _LONGEST)
+    try:
+        return inert(os.path.relpath(file).replace(os.sep, "/"), _LONGEST)
+    except ValueError:  # on another drive
+        return inert(os.path.basename(file), _LONGEST)
+
+
+def moved(finding: Finding) -> Finding:
+    """The finding with its files as they are from the working folder."""
+    others = tuple((label, replace(place, file=path(place))) for label, place in finding.others)
+    return replace(finding, place=replace(finding.place, file=path(finding.place)), others=others)
+
+
+def whole(finding: Finding) -> str:
+    """The message, and what is known beyond it, a line each."""
+    parts = (("expected", finding.expected), ("got", finding.got), ("hint", finding.hint))
+    return "\n".join((inert(finding.message), *(f"{label}: {inert(said)}" for label, said in parts if said)))

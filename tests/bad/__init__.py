@@ -1,0 +1,1 @@
+"""Specs that are wrong, with what is said of each beside it."""
