@@ -1,0 +1,93 @@
+"""What a comparison finds: changes in classes, by whom they break."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from blockc.source import Place
+
+Class = Literal["CHECKPOINT", "NUMERIC", "IO", "COST", "SOURCE"]
+CLASSES: tuple[Class, ...] = get_args(Class)
+FORMAT = 1  # of the JSON
+
+
+@dataclass(frozen=True)
+class Change:
+    """`what` was `before` and is `after`, so many `times`; {i} in its name is then the layer.
+
+    None: it is not there. An empty `before`: `after` says all.
+    """
+
+    kind: Class
+    what: str
+    before: str | None
+    after: str | None
+    note: str = ""
+    place: Place | None = None
+    times: int = 1
+
+    @property
+    def line(self) -> str:
+        if self.before is None:
+            said = f"added, {self.after}" if self.after else "added"
+        elif self.after is None:
+            said = f"removed, {self.before}" if self.before else "removed"
+        else:
+            said = f"{self.before} -> {self.after}" if self.before else self.after
+        times = f", {self.times} times" if self.times > 1 else ""
+        return f"{self.what}: {said}{times}" + (f" ({self.note})" if self.note else "")
+
+    def data(self) -> dict[str, Any]:
+        where = {"file": self.place.file, "line": self.place.line, "column": self.place.column} if self.place else None
+        return {
+            "class": self.kind,
+            "what": self.what,
+            "before": self.before,
+            "after": self.after,
+            "times": self.times,
+            "note": self.note,
+            "where": where,
+        }
+
+
+@dataclass(frozen=True)
+class Diff:
+    """All that differs between two specs, class by class."""
+
+    a: str
+    b: str
+    changes: tuple[Change, ...]
+
+    @property
+    def classes(self) -> tuple[Class, ...]:
+        found = {change.kind for change in self.changes}
+        return tuple(kind for kind in CLASSES if kind in found)
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "a": self.a,
+            "b": self.b,
+            "classes": list(self.classes),
+            "changes": [change.data() for change in self.changes],
+        }
+
+
+def folded(changes: Iterable[Change]) -> list[Change]:
+    """Changes that are alike but for a number in their name, as one: layers.{i}.mlp.up.weight, 32 times."""
+    groups: dict[Change, list[Change]] = {}
+    for change in changes:
+        said = (None if text is None else unnumbered(text) for text in (change.before, change.after))
+        alike = replace(change, what=unnumbered(change.what), before=next(said), after=next(said))
+        groups.setdefault(alike, []).append(change)
+    return [
+        each[0] if len(each) == 1 else replace(alike, times=sum(change.times for change in each))
+        for alike, each in groups.items()
+    ]
+
+
+def unnumbered(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "{i}", name, count=1)

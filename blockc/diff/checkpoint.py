@@ -1,0 +1,200 @@
+"""CHECKPOINT: what a saved checkpoint no longer fits. Names, shapes, packing and tying of its tensors."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from blockc.diff.changes import Change, folded
+from blockc.diff.side import Key, Side, Slot, part_keys, top_keys
+from blockc.ir import Function, Node, called
+from blockc.source import Place
+from blockc.weights import Rule
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Renames:
+    """Parameters of A and what they are called in B: the same op at the same place of the graph."""
+
+    paths: Mapping[str, str]
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """Labels of B by those of A."""
+        pairs = {(_split(old)[1], _split(new)[1]) for old, new in self.paths.items()}
+        return {old: new for old, new in pairs if old != new}
+
+
+def renames(a: Side, b: Side) -> Renames:
+    """Pairs those parameters that only one side has. Where several are alike they pair in order, if equally many."""
+    found: list[dict[object, list[str]]] = []
+    for side, other in ((a, b), (b, a)):
+        found.append({})
+        spots = _Spots(side)
+        for path, slot in side.slots.items():
+            if path not in other.slots:
+                found[-1].setdefault(spots.of(slot), []).append(path)
+    old, new = found
+    alike = [spot for spot in old if len(old[spot]) == len(new.get(spot, ()))]
+    return Renames({path: to for spot in alike for path, to in zip(old[spot], new[spot], strict=True)})
+
+
+class _Spots:
+    """Where in the graph a parameter stands, whatever its label is: what its part reads, and what reads that."""
+
+    def __init__(self, side: Side) -> None:
+        self.layers = {n.name: called(n) for n in side.calls}
+        self.known: dict[Function, dict[str, object]] = {}
+
+    def of(self, slot: Slot) -> object:
+        i, label, rest = _split(slot.path)
+        if i is None:
+            return slot.path  # the root's parameters have names of their own
+        function = self.layers[f"layers.{i}"]
+        if function not in self.known:
+            self.known[function] = _neighbours(function)
+        return i, slot.node.op.name, rest, slot.shape, self.known[function][label]
+
+
+def _neighbours(layer: Function) -> dict[str, object]:
+    readers: dict[Node, Counter[str]] = {}
+    for n in layer.nodes:
+        for value in n.inputs:
+            readers.setdefault(value.node, Counter())[n.op.name] += 1
+    return {
+        n.name: (n.op.name, n.inputs[0].node.op.name, tuple(sorted(readers.get(n, Counter()).items())))
+        for n in layer.nodes
+    }
+
+
+def _split(path: str) -> tuple[int | None, str, str]:
+    """(layer, label, the rest); a parameter outside the layers has no layer."""
+    found = re.fullmatch(r"layers\.(\d+)\.([^.]+)\.(.+)", path)
+    if found:
+        return int(found[1]), found[2], found[3]
+    label, _, rest = path.partition(".")
+    return None, label, rest
+
+
+def checkpoint(a: Side, b: Side, renamed: Renames) -> list[Change]:
+    layouts = [side.model.spec.top.checkpoint for side in (a, b)]
+    alike = layouts[0] == layouts[1]
+    compared = _Compared(a, b, renamed, *((s.tensors if alike else s.plain) for s in (a, b)))
+    changes = folded(compared.changes())
+    if not alike:
+        key = ("checkpoint",)
+        before, after = (name or "none" for name in layouts)
+        note = "the layout: every tensor has another name in a file"
+        changes.insert(0, Change("CHECKPOINT", "checkpoint", before, after, note, b.place(key) or a.place(key)))
+    return changes
+
+
+class _Compared:
+    def __init__(self, a: Side, b: Side, renamed: Renames, left: Mapping[str, Rule], right: Mapping[str, Rule]) -> None:
+        self.a, self.b, self.renamed, self.left, self.right = a, b, renamed, left, right
+        self.top = top_keys(a, b)
+        self.parts: dict[tuple[object, ...], list[Key]] = {}
+        self.called = {rule.targets: name for name, rule in right.items()}
+
+    def changes(self) -> Iterator[Change]:
+        yield from self.whole_layers()
+        depth = min(len(self.a.calls), len(self.b.calls))
+        new = {name for name, rule in self.right.items() if name not in self.left and _within(rule, depth)}
+        for name, rule in self.left.items():
+            if name in self.right:
+                yield from self.same_name(name, rule, self.right[name])
+            elif _within(rule, depth):
+                targets = tuple(self.renamed.paths.get(target, target) for target in rule.targets)
+                other = self.called.get(targets)
+                if other in new:
+                    new.discard(other)
+                    yield self.change(name, rule, name, other, "renamed")
+                else:
+                    yield self.gone(name, rule)
+        for name in (name for name in self.right if name in new):
+            yield self.come(name, self.right[name])
+
+    def whole_layers(self) -> Iterator[Change]:
+        """Layers that only one side has, said at once."""
+        a, b = len(self.a.calls), len(self.b.calls)
+        if a == b:
+            return
+        longer = self.left if a > b else self.right
+        count = sum(not _within(rule, min(a, b)) for rule in longer.values())
+        first, last = min(a, b), max(a, b) - 1
+        what = f"layers.{first}" if first == last else f"layers {first} to {last}"
+        said = f"{count} tensors"
+        before, after = (said, None) if a > b else (None, said)
+        place = next(key.place for key in self.top if key.name == "depth")
+        yield Change("CHECKPOINT", what, before, after, place=place)
+
+    def same_name(self, name: str, a: Rule, b: Rule) -> Iterator[Change]:
+        if a.shape != b.shape:
+            yield self.change(name, b, str(a.shape), str(b.shape), sizes=True)
+        elif (packed := _packing(a)) != (now := _packing(b)):
+            yield self.change(name, b, packed, now, "its rows are others", sizes=True)
+
+    def gone(self, name: str, rule: Rule) -> Change:
+        slot = self.b.slots.get(rule.targets[0])
+        if slot is not None and slot.tied is not None:
+            after = f"tied to {_named(self.right, slot.tied)}"
+            return self.change(name, rule, f"{rule.shape} of its own", after)
+        return self.change(name, rule, str(rule.shape), None)
+
+    def come(self, name: str, rule: Rule) -> Change:
+        slot = self.a.slots.get(rule.targets[0])
+        if slot is not None and slot.tied is not None:
+            before = f"tied to {_named(self.left, slot.tied)}"
+            return self.change(name, rule, before, f"{rule.shape} of its own")
+        return self.change(name, rule, None, str(rule.shape))
+
+    def change(
+        self, name: str, rule: Rule, before: str | None, after: str | None, note: str = "", sizes: bool = False
+    ) -> Change:
+        return Change("CHECKPOINT", name, before, after, note, self.place(rule.targets[0], sizes))
+
+    def place(self, path: str, sizes: bool) -> Place | None:
+        """The key that says it: of the part, of the model, or that where the part stands."""
+        i, label, _ = _split(path)
+        keys = [*self.part(i, label), *self.top] if i is not None else self._of_root(label)
+        keys = sorted((key for key in keys if key.said), key=lambda key: sizes and not key.size)
+        slot = self.b.slots.get(self.renamed.paths.get(path, path)) or self.a.slots.get(path)
+        if keys and (sizes or i is None or keys[0] not in self.top):
+            return keys[0].place
+        return (slot.node.place if slot else None) or (keys[0].place if keys else None)
+
+    def _of_root(self, label: str) -> list[Key]:
+        """Of a tensor outside the layers, what speaks of it first."""
+        near = {"embedding": "vocab", "head": "head", "positions": "positions", "final_norm": "norm"}.get(label, "")
+        return sorted(self.top, key=lambda key: not key.name.startswith(near))
+
+    def part(self, i: int, label: str) -> list[Key]:
+        if i >= min(len(self.a.calls), len(self.b.calls)):
+            return []
+        back = {new: old for old, new in self.renamed.labels.items()}
+        names = back.get(label, label), self.renamed.labels.get(label, label)
+        key = (self.a.layer(i).kind, self.b.layer(i).kind, *names)
+        if key not in self.parts:
+            self.parts[key] = part_keys(self.a, self.b, i, *names)
+        return self.parts[key]
+
+
+def _within(rule: Rule, depth: int) -> bool:
+    i = _split(rule.targets[0])[0]
+    return i is None or i < depth
+
+
+def _named(tensors: Mapping[str, Rule], path: str) -> str:
+    return next((name for name, rule in tensors.items() if rule.targets == (path,)), path)
+
+
+def _packing(rule: Rule) -> str:
+    if len(rule.targets) == 1:
+        return ""
+    shapes = ", ".join(map(str, rule.shapes))
+    return f"{shapes} in {rule.groups} groups" if rule.groups > 1 else shapes

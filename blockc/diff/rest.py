@@ -1,0 +1,75 @@
+"""IO, COST and SOURCE: the graph's inputs and outputs, the figures, and what is text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from blockc.diff.changes import Change, folded
+from blockc.diff.side import Key, Side, differences, part_keys, spelled, top_keys
+from blockc.source import Place, plain
+
+
+def io(a: Side, b: Side) -> list[Change]:
+    """Inputs and outputs of the graph that is served, those of the cache with them."""
+    left, right = a.ports, b.ports
+    found = Ports(a, b)
+    return folded(
+        Change("IO", name, left.get(name), right.get(name), place=found.place(name))
+        for name in dict.fromkeys((*left, *right))
+        if left.get(name) != right.get(name)
+    )
+
+
+class Ports:
+    """The keys that the shapes of inputs and outputs come from."""
+
+    def __init__(self, a: Side, b: Side) -> None:
+        self.top = {key.name: key for key in top_keys(a, b)}
+        self.parts: dict[str, Key] = {}
+        for i in range(min(len(a.calls), len(b.calls))):
+            if (a.layer(i).kind, b.layer(i).kind) != (a.layer(i - 1).kind, b.layer(i - 1).kind) or i == 0:
+                for leaf in b.leaves(i):
+                    for key in part_keys(a, b, i, leaf.label, leaf.label):
+                        self.parts.setdefault(key.name.rpartition(".")[2], key)
+
+    def place(self, port: str) -> Place | None:
+        wishes = ("vocab",) if port == "logits" else ("causal", "kv_heads", "head_dim", "heads", "depth", "width")
+        keys = (self.parts.get(wish) or self.top.get(wish) for wish in wishes)
+        return next((key.place for key in keys if key and key.said), None)
+
+
+# Figures
+
+
+def cost(a: Side, b: Side) -> list[Change]:
+    left, right = a.figures, b.figures
+    key = ("context",)
+    return [
+        Change("COST", name, f"{left[name]:,}", f"{right[name]:,}", note=_ratio(left[name], right[name]),
+               place=b.place(key) if name == "context" else None)
+        for name in left
+        if left[name] != right[name]
+    ]  # fmt: skip
+
+
+def _ratio(before: int, after: int) -> str:
+    return f"x {after / before:.4g}" if before else ""
+
+
+# Text
+
+
+def source(a: Side, b: Side) -> list[Change]:
+    """What differs between two texts that say the same function, the same tensors, at the same cost."""
+    if a.text == b.text:
+        return []
+    return list(_said(a, b)) or [Change("SOURCE", "text", "", "comments, order or spelling")]
+
+
+def _said(a: Side, b: Side) -> Iterator[Change]:
+    left, right = (plain(side.model.spec.tree) for side in (a, b))
+    assert isinstance(left, dict)
+    assert isinstance(right, dict)
+    for path, before, after in differences(left, right):  # type: ignore[arg-type]
+        said = [None if value is None else spelled(value) for value in (before, after)]
+        yield Change("SOURCE", ".".join(path), said[0], said[1], place=b.place(path) or a.place(path))

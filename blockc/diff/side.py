@@ -1,0 +1,192 @@
+"""One of the two specs of a comparison, what it was built into, and where its keys stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from blockc.algebra import Leaf, canonical, leaves
+from blockc.compile import Compiled
+from blockc.ir import Function, Node, called, is_call, parameters
+from blockc.parts import PARTS
+from blockc.report import report
+from blockc.source import Place, at, key_place
+from blockc.spec import Layer, written
+from blockc.weights import Rule, group_sizes, layout, rules
+
+Path = tuple[str, ...]
+TOP = ("vocab", "width", "context", "embedding", "positions", "head")  # what is said once for the model
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """A spec's text, and the model that it says."""
+
+    file: str
+    text: bytes
+    model: Compiled
+
+    @property
+    def function(self) -> Function:
+        return self.model.function
+
+    @cached_property
+    def calls(self) -> tuple[Node, ...]:
+        """The layers, first to last."""
+        return tuple(n for n in self.function.nodes if is_call(n))
+
+    @cached_property
+    def slots(self) -> dict[str, Slot]:
+        return {slot.path: slot for slot in _slots(self.function, "")}
+
+    @cached_property
+    def tensors(self) -> dict[str, Rule]:
+        """What the checkpoint's layout has in a file, by name. Raises LayoutError where the layout does not fit."""
+        name = self.model.spec.top.checkpoint
+        if name is None:
+            return self.plain
+        return {rule.name: rule for rule in rules(layout(name), self.function, group_sizes(self.function))}
+
+    @cached_property
+    def plain(self) -> dict[str, Rule]:
+        """The same under the names of the parameters."""
+        held = parameters(self.function).items()
+        return {path: Rule(path, (path,), 1, 0, False, (param.shape,)) for path, param in held}
+
+    @cached_property
+    def ports(self) -> dict[str, str]:
+        """Types of the inputs and outputs of the graph that is served, by name."""
+        served = self.model.served
+        return {n.name: str(n.types[0]) for n in served.inputs} | {name: str(v.type) for name, v in served.outputs}
+
+    @cached_property
+    def figures(self) -> dict[str, int]:
+        """At the spec's own context. FLOPs are those of the last token of it, bytes those of bf16."""
+        made = report(self.model.spec, self.model.decoder, self.function)
+        return {
+            "context": made.context,
+            "parameters": made.parameters.total,
+            "FLOPs per token": made.flops.per_token,
+            "cache bytes per token": made.kv_cache.bytes_per_token,
+        }
+
+    @cached_property
+    def meaning(self) -> dict[str, Any]:
+        """What the algebra says of the model as a whole."""
+        decoder = self.model.decoder
+        said = {k: v for k, v in canonical(decoder).items() if k in TOP} | {"depth": len(self.calls)}
+        return said | ({"norm": written(decoder.final_norm)} if decoder.final_norm else {})
+
+    def layer(self, i: int) -> Layer:
+        return self.model.spec.layers[i]
+
+    def leaf(self, i: int, label: str) -> Leaf | None:
+        """The part of this label in layer i."""
+        return next((leaf for leaf in leaves(self.model.decoder.layers[i]) if leaf.label == label), None)
+
+    def leaves(self, i: int) -> list[Leaf]:
+        return list(leaves(self.model.decoder.layers[i]))
+
+    def place(self, path: Path, i: int | None = None, label: str = "") -> Place | None:
+        """Where the key stands that says this: in layer i's own keys, where i is given. None where nothing says it."""
+        tree = self.model.spec.tree if i is None else self.layer(i).tree
+        own = () if i is None or label not in self.layer(i).keys.own else ("parts", label, *path)
+        return next((key_place(tree, p) for p in (own, path) if p and at(tree, p) is not None), None)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor that a node reads as its own: under its own name, or tied to another's."""
+
+    path: str
+    shape: tuple[int, ...]
+    tied: str | None
+    node: Node
+
+
+def _slots(function: Function, prefix: str) -> Iterator[Slot]:
+    for n in function.nodes:
+        if is_call(n):
+            yield from _slots(called(n), f"{prefix}{n.name}.")
+        for own, param in zip(n.op.params(), n.params, strict=True):
+            name = f"{n.name}.{own.name}"
+            yield Slot(prefix + name, param.shape, None if param.name == name else prefix + param.name, n)
+
+
+# Keys that differ
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key whose meaning differs, derived values included; the place is in B, or in A where only A says it."""
+
+    name: str
+    before: Any
+    after: Any
+    place: Place | None
+
+    @property
+    def said(self) -> bool:
+        """Someone wrote it: it is not derived from what is written elsewhere."""
+        return self.place is not None
+
+    @property
+    def size(self) -> bool:
+        return type(self.before) is int and type(self.after) is int
+
+
+def part_keys(a: Side, b: Side, i: int, label: str, label_b: str) -> list[Key]:
+    """The keys in which one part of layer i differs."""
+    left, right = a.leaf(i, label), b.leaf(i, label_b)
+    if left is None or right is None:
+        return []
+    key = _key_of(right)
+    if type(left.part) is not type(right.part):
+        return [Key(f"parts.{label_b}", _key_of(left), key, b.place(("parts", label_b), i))]
+    return [
+        Key(".".join((key, *path)), before, after,
+            b.place((key, *path), i, label_b) or a.place((key, *path), i, label))
+        for path, before, after in differences(written(left.part), written(right.part))
+    ]  # fmt: skip
+
+
+def _key_of(leaf: Leaf) -> str:
+    return next(key for key, class_ in PARTS.items() if type(leaf.part) is class_)
+
+
+def top_keys(a: Side, b: Side) -> list[Key]:
+    """The keys of the model as a whole that differ, those of the final norm with them where both have one."""
+    return [
+        Key(".".join(path), before, after, b.place(path) or a.place(path))
+        for path, before, after in differences(a.meaning, b.meaning)
+        if path != ("norm",)
+    ]
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
+    """(path, before, after) of each value that differs; a mapping that only one has is one value."""
+    for key in dict.fromkeys((*a, *b)):
+        before, after = a.get(key), b.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from differences(before, after, (*path, key))  # type: ignore[arg-type]
+        elif before != after:
+            yield (*path, key), before, after
+
+
+def spelled(value: object) -> str:
+    """A value as a spec says it."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return f"{value:.12g}"
+        case dict():
+            return "{" + ", ".join(f"{k}: {spelled(v)}" for k, v in value.items()) + "}"  # type: ignore[misc]
+        case list() | tuple():
+            return "[" + ", ".join(map(spelled, value)) + "]"  # type: ignore[arg-type]
+        case _:
+            return str(value)

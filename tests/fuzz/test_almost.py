@@ -1,0 +1,34 @@
+"""Specs with one thing wrong, by chance: findings inside the file, or a model; never anything else."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from blockc.compile import compiled
+from blockc.report import report
+from blockc.source import SpecError, parse, render
+from blockc.spec import from_tree
+from tests.fuzz.strategies import almost, counted
+
+
+def findings_or_model(spec: str) -> None:
+    try:
+        model = compiled(from_tree(parse(spec, "fuzz.yaml")))
+    except SpecError as error:
+        lines = spec.split("\n")
+        assert error.findings
+        for found in error.findings:
+            for place in (found.place, *(place for _, place in found.others)):
+                assert place.file == "fuzz.yaml"
+                assert 1 <= place.line <= len(lines)
+                assert 1 <= place.column <= len(lines[place.line - 1]) + 1
+            assert found.message
+            assert render(found)
+        return
+    report(model.spec, model.decoder, model.function)
+
+
+@counted(60)
+@given(almost())
+def test_a_spec_with_one_change_gives_findings_or_a_model(spec: str) -> None:
+    findings_or_model(spec)
