@@ -1,7 +1,8 @@
 """A session on the CPU: each way of holding the cache, turn by turn in one run, medians in milliseconds.
 
-python benchmarks/decode.py [SPEC]          smollm2-135m by default, with random weights; two threads on two cores
+python benchmarks/decode.py [SPEC [THREADS]]        smollm2-135m by default, with random weights; 2, a core each
 
+On one thread its CPU time is taken, in which what else runs on the machine counts little.
 `run loop` is the portable graph without IO binding: session.run, its present fed back as the next past.
 """
 
@@ -27,7 +28,6 @@ from blockc.safetensors import write_safetensors
 from blockc.target import Target
 from blockc.weights import group_sizes, layout, pack, random_parameters, rules
 
-THREADS = 2
 PREFILL, DECODE = (128, 512), (128, 1024)
 ROUNDS = 11
 TARGETS = {
@@ -72,22 +72,22 @@ class RunLoop:
         self.past = dict(zip(self.past, presents, strict=True))
 
 
-def ways(folders: dict[str, Path]) -> dict[str, Any]:
+def ways(folders: dict[str, Path], threads: int) -> dict[str, Any]:
     """A session each; the fused graph a second time with its presents as new tensors."""
-    made: dict[str, Any] = {name: Session(folder, threads=THREADS) for name, folder in folders.items()}
+    made: dict[str, Any] = {name: Session(folder, threads=threads) for name, folder in folders.items()}
     made["ep cpu shared"] = made.pop("ep cpu")
-    joined = made["ep cpu joined"] = Session(folders["ep cpu"], threads=THREADS)
+    joined = made["ep cpu joined"] = Session(folders["ep cpu"], threads=threads)
     joined.model = replace(joined.model, pasts=tuple(replace(p, in_place=False) for p in joined.model.pasts))
     return made | {"run loop": RunLoop(made["portable joined"])}
 
 
-def by_turns(steps: dict[str, Callable[[], object]]) -> dict[str, float]:
+def by_turns(steps: dict[str, Callable[[], object]], clock: Callable[[], float]) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, step in steps.items():
-            start = time.perf_counter()
+            start = clock()
             step()
-            times[name].append(1000 * (time.perf_counter() - start))
+            times[name].append(1000 * (clock() - start))
     return {name: statistics.median(taken[1:]) for name, taken in times.items()}
 
 
@@ -110,16 +110,18 @@ def decode(way: Any, length: int) -> Callable[[], object]:
 
 
 def main() -> None:
-    name = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
+    name, threads = (*sys.argv[1:], *("smollm2-135m", "2")[len(sys.argv) - 1 :])
+    threads = int(threads)
+    clock = time.process_time if threads == 1 else time.perf_counter
     model = api.compile(api.bundled()[name])
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
-    print(f"{name}, onnxruntime {onnxruntime.__version__}, {THREADS} threads, logits of the last token, ms")
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    print(f"{name}, onnxruntime {onnxruntime.__version__}, {threads} threads, logits of the last token, ms")
     with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
-        made = ways(built(model, Path(folder)))
+        made = ways(built(model, Path(folder)), threads)
         print(f"{'':15}" + "".join(f"{way:>17}" for way in made))
         for what, step, lengths in (("prefill", prefill, PREFILL), ("decode at", decode, DECODE)):
             for length in lengths:
-                medians = by_turns({way: step(session, length) for way, session in made.items()})
+                medians = by_turns({way: step(session, length) for way, session in made.items()}, clock)
                 print(
                     f"{what} {length:<{14 - len(what)}}" + "".join(f"{medians[way]:17.1f}" for way in made), flush=True
                 )

@@ -1,0 +1,151 @@
+"""blockc run: text from a build that has weights."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blockc.cli.common import ENVIRONMENT, USAGE, WRONG, app, plain, stop, there
+
+if TYPE_CHECKING:
+    from blockc.runtime.sampling import Choose
+    from blockc.runtime.text import Tokenizer
+
+
+class Ep(StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+# A model's text may hold what moves a terminal's cursor or worse; lines and tabs it may have.
+_CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10, 13})
+
+
+@app.command()
+def run(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A build with weights.", show_default=False)],
+    prompt: Annotated[
+        list[str],
+        typer.Option(metavar="TEXT", help="What to go on from; - reads standard input. Several are run as one batch."),
+    ],
+    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="The most tokens to add to each prompt.")] = 128,
+    ep: Annotated[Ep, typer.Option(help="The provider of onnxruntime to run on.")] = Ep.cpu,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, metavar="T", help="Draw from softmax(logits / T); 0: always the likeliest token.")
+    ] = 0.0,
+    top_p: Annotated[
+        float | None, typer.Option(metavar="P", help="Draw from the fewest tokens that sum up to P.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(metavar="K", help="Draw from the K likeliest tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Draw the same text again.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Each prompt is said to an assistant, by the checkpoint's template.")
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What the assistant is told first, with --chat.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of the CPU; all cores by default.")] = None,
+) -> None:
+    """Print what a model with weights writes behind a prompt, and on standard error how fast."""
+    if system is not None and not chat:
+        stop(USAGE, "--system is told to an assistant: give --chat too")
+    choose = _choose(temperature, top_k, top_p, seed)
+    texts = _texts(prompt)
+    from blockc.runtime import ProviderError, Session, SessionError
+    from blockc.runtime.text import Tokenizer
+
+    try:
+        session = Session(there(folder), ep.value, threads)
+        tokenizer = Tokenizer(folder)
+        prompts = [_ids(folder, tokenizer, text, chat, system) for text in texts]
+        _refuse_long(max(map(len, prompts)), tokens, session.context)
+        if not tokenizer.stop:
+            print(f"blockc: no file says which token ends a text: {tokens} tokens come in any case", file=sys.stderr)
+        _print(session.generate(prompts, tokens, tokenizer.stop, choose), tokenizer, texts, prompts)
+    except ModuleNotFoundError as error:
+        stop(ENVIRONMENT, f"the package {error.name} is missing: pip install 'blockc[run]'")
+    except ProviderError as error:
+        stop(ENVIRONMENT, plain(str(error)))
+    except SessionError as error:
+        stop(WRONG, plain(str(error)))
+
+
+def _choose(temperature: float, top_k: int | None, top_p: float | None, seed: int | None) -> Choose:
+    from blockc.runtime.sampling import Sampler, greedy
+
+    if temperature:
+        try:
+            return Sampler(temperature, top_k, top_p, seed)
+        except ValueError as error:
+            stop(USAGE, f"--{str(error).replace('_', '-')}")
+    given = {"--top-k": top_k, "--top-p": top_p, "--seed": seed}
+    if said := [name for name, value in given.items() if value is not None]:
+        stop(USAGE, f"{said[0]} speaks of drawing: give --temperature above 0 too")
+    return greedy
+
+
+def _texts(prompts: list[str]) -> list[str]:
+    if prompts.count("-") > 1:
+        stop(USAGE, "--prompt - reads standard input, which can be read once")
+    return [sys.stdin.read().removesuffix("\n") if text == "-" else text for text in prompts]
+
+
+def _ids(folder: Path, tokenizer: Tokenizer, text: str, chat: bool, system: str | None) -> list[int]:
+    if not chat:
+        ids = tokenizer.ids(text)
+        return ids if ids else stop(USAGE, "--prompt is empty, and this tokenizer begins no text by itself")
+    from blockc.runtime.chat import rendered
+
+    told = [] if system is None else [{"role": "system", "content": system}]
+    return tokenizer.ids(rendered(folder, tokenizer, [*told, {"role": "user", "content": text}]), special=False)
+
+
+def _refuse_long(longest: int, tokens: int, context: int) -> None:
+    if longest + tokens > context:
+        figures = f"a prompt of {longest} tokens and --tokens {tokens} make {longest + tokens}"
+        stop(WRONG, f"{figures}, and the model's context is {context}")
+
+
+def _print(steps: Iterator[list[int | None]], tokenizer: Tokenizer, texts: list[str], prompts: list[list[int]]) -> None:
+    """One text as it comes; several at the end, each under its prompt."""
+    from blockc.runtime.text import Stream
+
+    streams = [Stream(tokenizer, ids) for ids in prompts]
+    written = [""] * len(streams)
+    started = time.perf_counter()
+    times: list[float] = []
+    count = 0
+    for step in steps:
+        times.append(time.perf_counter() - started)
+        for i, token in enumerate(step):
+            count += token is not None
+            if token is not None and token not in tokenizer.stop:
+                written[i] += _said(streams[i].push(token), len(streams) == 1)
+    for i, stream in enumerate(streams):
+        written[i] += _said(stream.rest(), len(streams) == 1)
+    for i, text in enumerate(written if len(streams) > 1 else []):
+        print(f"--- {plain(texts[i])}\n{text}")
+    if len(streams) == 1:
+        print(flush=True)
+    print(_figures(sum(map(len, prompts)), len(prompts), count, times), file=sys.stderr)
+
+
+def _said(text: str, at_once: bool) -> str:
+    text = text.translate(_CONTROL)
+    if at_once:
+        print(text, end="", flush=True)
+    return text
+
+
+def _figures(prompt: int, rows: int, count: int, times: list[float]) -> str:
+    """What was read and written, and how long it took without opening the model."""
+    after = count - rows
+    speed = f", then {after} at {after / (times[-1] - times[0]):.1f} tokens per second" if after else ""
+    of = f" of {rows} prompts" if rows > 1 else ""
+    return f"{prompt} prompt tokens{of}, first token after {times[0]:.2f} s{speed}"

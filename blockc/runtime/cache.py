@@ -1,0 +1,112 @@
+"""Memory that a session's calls share: the cache, and the small tensors that go in and come out beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from blockc.ops import Array
+from blockc.runtime.opening import Opened, Past
+
+_NUMPY = {1: np.float32, 7: np.int64, 10: np.float16, 16: np.uint16}  # by onnx's number; bf16 as its bits
+
+
+def on_cpu(array: Array, element: int) -> Any:
+    """The array as onnxruntime sees it; one piece of memory."""
+    from onnxruntime import OrtValue
+
+    return OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
+
+
+class Held:
+    """A tensor on the CPU whose memory stays while its shape changes."""
+
+    def __init__(self, element: int) -> None:
+        self.element = element
+        self.flat = np.zeros(0, _NUMPY[element])
+        self.array = self.flat
+        self.value: Any = None
+
+    def shaped(self, *shape: int) -> Array:
+        """To be written or read, with what it held before no longer meant."""
+        size = math.prod(shape)
+        if size > self.flat.size:
+            self.flat = np.zeros(max(size, 2 * self.flat.size), self.flat.dtype)
+            self.value = None
+        if self.value is None or self.array.shape != shape:
+            self.array = self.flat[:size].reshape(shape)
+            self.value = on_cpu(self.array, self.element)
+        return self.array
+
+
+class Cache:
+    """Keys and values of all layers, `length` tokens long, bound as past and present of every call.
+
+    A layer whose graph writes in place has one buffer for both. Another's present is a new tensor, and the next call's
+    past; there `length` is no matter. Buffers begin as zeros: what is not seen yet weighs 0, and 0 * NaN is not 0.
+    """
+
+    def __init__(self, model: Opened, rows: int, length: int) -> None:
+        self.model, self.rows, self.length = model, rows, length
+        self.binding = model.session.io_binding()
+        self.binding.bind_output("logits", "cpu")  # the first of the outputs, as they come back
+        self.buffers: dict[str, Any] = {}
+        for past in model.pasts:
+            if past.in_place:
+                self._fix(past, np.zeros(self._shape(past), _NUMPY[model.element]))
+            else:
+                self._pass_on(past, self._empty(past))
+
+    @property
+    def in_place(self) -> bool:
+        return all(past.in_place for past in self.model.pasts)
+
+    def run(self, inputs: Mapping[str, Any], logits: Any) -> None:
+        """One call. Its new keys and values are then here, and its logits in the memory that was given for them."""
+        for name, value in inputs.items():
+            self.binding.bind_ortvalue_input(name, value)
+        self.binding.bind_ortvalue_output("logits", logits)
+        self.model.session.run_with_iobinding(self.binding)
+        self.binding.synchronize_outputs()
+        if not self.in_place:
+            for past, value in zip(self.model.pasts, self.binding.get_outputs()[1:], strict=True):
+                if not past.in_place:
+                    self._pass_on(past, value)
+
+    def grow(self, length: int) -> None:
+        """Longer buffers, with what these hold. One layer after another, so that little is held twice."""
+        longer = length - self.length
+        self.length = length
+        for past in self.model.pasts:
+            if past.in_place:
+                self._fix(past, np.pad(self.buffers[past.name].numpy(), ((0, 0), (0, 0), (0, longer), (0, 0))))
+
+    def _shape(self, past: Past) -> tuple[int, ...]:
+        return self.rows, past.heads, self.length if past.in_place else 0, past.head_dim
+
+    def _empty(self, past: Past) -> Any:
+        from onnxruntime import OrtValue
+
+        return OrtValue.ortvalue_from_shape_and_type(self._shape(past), self.model.element, self.model.provider, 0)
+
+    def _fix(self, past: Past, array: Array) -> None:
+        """The array as past and present of all calls. On the CPU it is the buffer; elsewhere its copy is.
+
+        Bound by its address: of bf16 NumPy knows the bits alone.
+        """
+        from onnxruntime import OrtValue
+
+        value: Any = OrtValue.ortvalue_from_numpy(array, self.model.provider, 0)
+        place = (self.model.provider, 0, self.model.element, self._shape(past), value.data_ptr())
+        self.binding.bind_input(past.name, *place)
+        self.binding.bind_output(past.present, *place)
+        self.buffers[past.name] = value
+
+    def _pass_on(self, past: Past, value: Any) -> None:
+        """The next call's past, and a present that onnxruntime finds memory for."""
+        self.binding.bind_ortvalue_input(past.name, value)
+        self.binding.bind_output(past.present, self.model.provider)
+        self.buffers[past.name] = value

@@ -1,0 +1,205 @@
+"""A build's folder, opened: its manifest read, its weights compared, its model in a session of onnxruntime."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal
+
+from blockc.checkpoint import linked_checkpoint
+from blockc.target import Provider, Target, target_of
+from blockc.weights import CheckpointError
+
+Feeding = Literal["joined", "buffer", "rows"]
+PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+# TF32 keeps ten bits of fp32's twenty-three; the skip norm adds up in fp16 unless it is told not to.
+_CUDA = {"use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
+_IN_PLACE = ("GroupQueryAttention", "TensorScatter")  # what writes into the buffer that it reads
+_QUIET = 4
+
+
+class SessionError(Exception):
+    """A folder that cannot be run, or a request that its model cannot serve."""
+
+
+class ProviderError(SessionError):
+    """onnxruntime has not the provider that was asked for."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """The keys or the values of one layer: (B, heads, P, head_dim). `in_place`: past and present may be one buffer."""
+
+    name: str
+    present: str
+    heads: int
+    head_dim: int
+    in_place: bool
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model that can be run, and how it wants to be fed.
+
+    `joined`: attention_mask (B, T) has a column for each call's new tokens, the same for all rows. `buffer`: it is as
+    long as the cache, and write_indices say where each row's new tokens go. `rows`: each row's tokens stand at the
+    left, in the mask and in the cache. `one_row`: a kernel takes several new tokens on a past in one row only.
+    """
+
+    name: str
+    context: int
+    vocab: int
+    provider: Provider
+    feeding: Feeding
+    one_row: bool
+    last: bool  # logits of the last token alone
+    inputs: frozenset[str]
+    element: int  # onnx's number of the float type
+    pasts: tuple[Past, ...]
+    session: Any
+
+
+def opened(folder: Path, provider: Provider, threads: int | None) -> Opened:
+    """Raises SessionError."""
+    manifest = _json(folder / "manifest.json", "so no finished build")
+    report = _json(folder / "report.json", "so no whole build")
+    try:
+        target, weights, by_rows = (
+            target_of(manifest["target"]),
+            manifest.get("weights"),
+            manifest["padding"] == "right",
+        )
+        name, context = str(manifest["name"]), int(report["context"])
+        if weights is not None:
+            _compare(folder, weights)
+    except (KeyError, TypeError, ValueError):
+        raise SessionError(f"{folder / 'manifest.json'}: not a manifest: build the folder again") from None
+    if weights is None:
+        raise SessionError(_without_weights(folder))
+    _refuse(folder, target, provider)
+    session = _session(folder / "model.onnx", provider, threads)
+    readers = _readers(folder / "model.onnx")
+    pasts = tuple(
+        Past(v.name, v.name.replace("past_key_values", "present"), v.shape[1], v.shape[3], _in_place(readers[v.name]))
+        for v in session.get_inputs()
+        if v.name.startswith("past_key_values.")
+    )
+    if not pasts:
+        raise SessionError(
+            f"{folder}: the model has no cache, as one that looks both ways has none: nothing to go on from"
+        )
+    inputs = frozenset(v.name for v in session.get_inputs()) - {past.name for past in pasts}
+    return Opened(
+        name=name,
+        context=context,
+        vocab=session.get_outputs()[0].shape[2],
+        provider=provider,
+        feeding="rows" if by_rows else "buffer" if "write_indices" in inputs else "joined",
+        one_row=any("GroupQueryAttention" in readers[past.name] for past in pasts),
+        last=target.logits == "last",
+        inputs=inputs,
+        element={"fp32": 1, "fp16": 10, "bf16": 16}[target.dtype],
+        pasts=pasts,
+        session=session,
+    )
+
+
+def _json(path: Path, without: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise SessionError(f"{path.parent}: no {path.name}, {without}") from None
+    except (ValueError, TypeError):
+        raise SessionError(f"{path}: cannot be read: build the folder again") from None
+
+
+def _without_weights(folder: Path) -> str:
+    from blockc.spec import load
+
+    spec = folder / "spec.resolved.yaml"
+    layout = load(spec).top.checkpoint
+    named = f"tensors under the names of the layout {layout}" if layout else "tensors under the names of the parameters"
+    return (
+        f"{folder} has no weights: build it with `blockc build {spec} --weights PATH --out DIR`, "
+        f"where PATH is a .safetensors or .gguf file, or a folder of the former, with {named}"
+    )
+
+
+def _compare(folder: Path, weights: Mapping[str, Any]) -> None:
+    """What was linked must be what it was: size, time and header. Of packed data the size is compared."""
+    for facts in weights["sources"]:
+        path = folder / str(facts["name"])
+        try:
+            (now,) = linked_checkpoint(folder, [facts["name"]]).files
+        except CheckpointError as error:
+            raise SessionError(str(error)) from None
+        if now.facts != facts:
+            raise SessionError(
+                f"{path}: changed since the model was built on it: build the folder again, or with --pack"
+            )
+    if (data := weights["data"]) is not None:
+        path = folder / str(data["name"])
+        if not path.is_file() or path.stat().st_size != data["size"]:
+            raise SessionError(f"{path}: not the weights that were packed: build the folder again")
+
+
+def _refuse(folder: Path, target: Target, provider: Provider) -> None:
+    """A provider's own graph elsewhere, where its kernels are missing."""
+    if provider == "cpu" and target.dtype == "bf16":
+        raise SessionError(f"{folder}: computes in bf16, which onnxruntime's CPU kernels do not: run it with cuda")
+    if provider == "cuda" and target.provider == "cpu":
+        raise SessionError(f"{folder}: was built for the CPU: build it with --ep cuda")
+
+
+def _session(path: Path, provider: Provider, threads: int | None) -> Any:
+    import onnxruntime
+
+    failed = _prepared(onnxruntime) if provider == "cuda" else ""
+    options: Any = onnxruntime.SessionOptions()
+    options.log_severity_level = _QUIET
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    wanted = [(PROVIDERS["cuda"], _CUDA)] if provider == "cuda" else []
+    try:
+        session: Any = onnxruntime.InferenceSession(path, options, providers=[*wanted, PROVIDERS["cpu"]])
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise SessionError(f"{path}: onnxruntime does not open it: {str(error).splitlines()[0][:300]}") from None
+    if session.get_providers()[0] != PROVIDERS[provider]:  # it falls back in silence
+        raise ProviderError(
+            f"cuda was asked for, and onnxruntime would run on {', '.join(session.get_providers())}: its CUDA provider "
+            f"did not start{failed}. It wants an NVIDIA driver (see nvidia-smi), and CUDA and cuDNN, which "
+            "`pip install 'onnxruntime-gpu[cuda,cudnn]'` brings"
+        )
+    return session
+
+
+def _prepared(onnxruntime: Any) -> str:
+    """Loads the libraries of CUDA that pip has installed. (What failed first, which onnxruntime prints.)"""
+    found = onnxruntime.get_available_providers()
+    if PROVIDERS["cuda"] not in found:
+        raise ProviderError(
+            f"cuda was asked for, and this onnxruntime has {', '.join(found)}: `pip uninstall onnxruntime`, then "
+            "`pip install 'onnxruntime-gpu[cuda,cudnn]'`, on a machine with an NVIDIA driver"
+        )
+    with redirect_stdout(StringIO()) as printed:
+        onnxruntime.preload_dlls()
+    return "".join(f" ({line})" for line in printed.getvalue().splitlines()[:1])
+
+
+def _readers(path: Path) -> dict[str, set[str]]:
+    """Which operators read each value."""
+    import onnx
+
+    readers: dict[str, set[str]] = {}
+    for n in onnx.load(path, load_external_data=False).graph.node:
+        for name in n.input:
+            readers.setdefault(name, set()).add(n.op_type)
+    return readers
+
+
+def _in_place(operators: set[str]) -> bool:
+    return len(operators) == 1 and operators <= set(_IN_PLACE)
