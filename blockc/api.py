@@ -196,10 +196,10 @@ def _planned(model: Compiled, weights: Path, mode: Mode, target: Target) -> Plan
     )
 
 
-def verify(path: Path | str, assignments: Sequence[str] = ()) -> folder.Checked:
-    """The golden matrix of a spec's twin, or of the files in a build's folder."""
+def verify(path: Path | str, assignments: Sequence[str] = (), *, deep: bool = False) -> folder.Checked:
+    """The golden matrix of a spec's twin, or of the files in a build's folder; `deep` reads its linked tensors too."""
     if Path(path).is_dir():
-        return folder.check(Path(path))
+        return folder.check(Path(path), deep=deep)
     return folder.Checked((), (), prove(twin(compile(path, assignments))))
 
 

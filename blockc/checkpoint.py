@@ -26,6 +26,9 @@ COMPANIONS = (
 )
 
 
+MAX_COMPANION = 1 << 28  # bytes
+
+
 class Tensor(Protocol):
     """A tensor that is read when it is wanted: in pieces, flat, or whole; bf16 as float32."""
 
@@ -58,13 +61,19 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """A .safetensors or .gguf file, or a folder of the former. Raises CheckpointError; no tensor is read yet."""
     folder = path if path.is_dir() else path.parent
-    beside = {name: (folder / name).read_bytes() for name in COMPANIONS if (folder / name).is_file()}
+    beside = {name: _companion(folder / name) for name in COMPANIONS if (folder / name).is_file()}
     if path.suffix == ".gguf" and path.is_file():
         read = gguf.read(path)
         kept = {**read.companions(), **beside}
         return Checkpoint(folder, read.tensors, (), gguf_layout(read.architecture), kept, read.says())
     tensors, files = stored(path)
     return Checkpoint(folder, tensors, tuple(files), None, beside, config_says(folder / "config.json"))
+
+
+def _companion(path: Path) -> bytes:
+    if path.stat().st_size > MAX_COMPANION:
+        raise CheckpointError(f"{path}: larger than {MAX_COMPANION} bytes")
+    return path.read_bytes()
 
 
 def linked_checkpoint(folder: Path, names: list[str]) -> Checkpoint:

@@ -30,6 +30,7 @@ from blockc.weights import CheckpointError
 Runtime = Literal["genai"]
 PROOF = "verify.json"
 COUNTED = {"portable": Target(), "cpu": Target("cpu"), "cuda": Target("cuda", "fp16")}
+MAX_MANIFEST = 1 << 24  # bytes
 RUNNABLE = 30_000_000  # parameters up to which a build's own files are run; above, its twin's
 
 
@@ -257,6 +258,8 @@ def _open(path: Path, dtype: Dtype) -> None:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
+        if (folder / MANIFEST).stat().st_size > MAX_MANIFEST:
+            raise FolderError(f"{folder / MANIFEST}: larger than {MAX_MANIFEST} bytes")
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         named = {str(name) for name in manifest["files"]}
         manifest["target"] = target_of(manifest["target"])
@@ -266,7 +269,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
             named |= {str(entry["name"]) for entry in large}
     except FileNotFoundError:
         raise FolderError(f"{folder}: no {MANIFEST}, so no finished build") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FolderError(f"{folder / MANIFEST}: not a manifest") from None
     if strange := sorted(name for name in named if Path(name).name != name):
         raise FolderError(f"{folder / MANIFEST}: names a file outside the folder: {strange[0]}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli.common import ENVIRONMENT, NOTHING, WRONG, Set, app, plain, spec_file, stop
+from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Set, app, plain, spec_file, stop
 
 
 @app.command()
@@ -17,12 +17,17 @@ def verify(
         Path, typer.Argument(metavar="SPEC|DIR", help="A spec file, or the folder of a build.", show_default=False)
     ],
     as_json: Annotated[bool, typer.Option("--json", help="The golden matrix as JSON.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Of a build: read every linked tensor and compare it with its digest.")
+    ] = False,
     assignments: Set = NOTHING,
 ) -> None:
     """Run the golden matrix: every backend on every variant against the float64 oracle."""
     from blockc import api
 
-    checked = api.verify(path if path.is_dir() else spec_file(path), assignments)
+    if deep and not path.is_dir():
+        stop(USAGE, "--deep speaks of a build: give its folder")
+    checked = api.verify(path if path.is_dir() else spec_file(path), assignments, deep=deep)
     if checked.changed:
         stop(WRONG, "\n".join(f"{plain(str(path / name))}: changed since it was built" for name in checked.changed))
     if checked.outdated:

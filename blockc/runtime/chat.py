@@ -34,6 +34,18 @@ class _Generation(Extension):
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """A product or a power is one of numbers of the size that conversations count: not "a" * 10**8."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        small = all(isinstance(x, int | float) and abs(x) <= MOST for x in (left, right))
+        if not small or (operator == "**" and abs(right) > 8):
+            raise TemplateError(f"it computes {operator} of something else than small numbers")
+        return super().call_binop(context, operator, left, right)
+
+
 def rendered(folder: Path, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:
     """The conversation, up to where the assistant speaks. Raises SessionError."""
     template = _template(folder)
@@ -69,7 +81,7 @@ def _template(folder: Path) -> str:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """What templates expect: those of Hugging Face are written for it."""
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     known: Any = made.globals
     known |= {"raise_exception": _refuse, "strftime_now": _now}
     made.filters["tojson"] = _tojson

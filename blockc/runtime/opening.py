@@ -113,7 +113,7 @@ def _json(path: Path, without: str) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise SessionError(f"{path.parent}: no {path.name}, {without}") from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise SessionError(f"{path}: cannot be read: build the folder again") from None
 
 

@@ -13,6 +13,8 @@ _BEFORE = 5  # tokens of the prompt that a stream decodes along, so that a space
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
+MAX_JSON = 1 << 28  # bytes
+
 
 class Tokenizer:
     """tokenizer.json of a folder, and what the files beside it say of special tokens.
@@ -103,11 +105,11 @@ class Stream:
 def json_object(path: Path) -> dict[str, Any]:
     """Empty where there is no such file. Raises SessionError."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_bytes()) if path.stat().st_size <= MAX_JSON else None
     except FileNotFoundError:
         return {}
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
-        raise SessionError(f"{path}: not a JSON object")
+        raise SessionError(f"{path}: not a JSON object of at most {MAX_JSON} bytes")
     return data

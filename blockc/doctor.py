@@ -1,0 +1,329 @@
+"""What this machine has of what blockc uses, whether it works, and what to do where it does not.
+
+Small functions ask: `installed`, `wanted`, `runtimes`, `onnxruntime_`, `linking`. Packages are imported only where they
+are tried, so that a broken one is a line of the answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import blockc
+
+FORMAT = 1  # of the JSON
+# What each package is for; the first of them are installed with blockc.
+CORE = {
+    "jinja2": "renders model.py, and chat templates",
+    "numpy": "the oracle, and weights",
+    "onnx": "model.onnx",
+    "onnx-ir": "model.onnx",
+    "pydantic": "reads specs",
+    "pyyaml": "reads specs",
+    "typer": "the command line",
+}
+OPTIONAL = {
+    "onnxruntime": "proves model.onnx, and runs it on the CPU",
+    "onnxruntime-gpu": "the same, and with CUDA",
+    "torch": "proves model.py",
+    "safetensors": "Model.load in model.py",
+    "tokenizers": "text for `blockc run`",
+    "gguf": "GGUF checkpoints",
+    "onnxruntime-genai": "runs what `blockc build --target genai` writes",
+}
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+USED = (CPU, CUDA)  # the providers that blockc builds for
+TOLERANCE = {CPU: 1e-5, CUDA: 5e-3}  # of an answer about 1: fp32, and fp16 with fp16 sums
+_REASON = 300  # characters
+
+
+@dataclass(frozen=True)
+class Package:
+    name: str
+    version: str | None
+    use: str
+
+
+@dataclass(frozen=True)
+class Provider:
+    """`works` is None where blockc has no use for it; `error` is the largest difference from the known answer."""
+
+    name: str
+    works: bool | None
+    error: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Health:
+    blockc: str
+    python: str
+    packages: tuple[Package, ...]
+    providers: tuple[Provider, ...]
+    hard_links: str  # "" where the working folder has them, else why not
+    problems: tuple[Problem, ...]
+
+    def data(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+    def text(self) -> str:
+        lines = [f"blockc {self.blockc}, Python {self.python}", ""]
+        wide = max(len(p.name) for p in self.packages)
+        lines += [f"{p.name:{wide}}  {p.version or '-':12}  {p.use}" for p in self.packages]
+        lines += ["", *(f"{_said(p)}" for p in self.providers)]
+        links = "possible" if not self.hard_links else f"not possible ({self.hard_links}): --weights packs"
+        lines += [f"hard links in the working folder: {links}", ""]
+        for problem in self.problems:
+            lines += [f"problem: {problem.what}", f"    fix: {problem.fix}"]
+        return "\n".join([*lines, *([] if self.problems else ["no problem found"])])
+
+
+def _said(provider: Provider) -> str:
+    if provider.works is None:
+        return f"{provider.name}: listed, and of no use to blockc"
+    if provider.works:
+        return f"{provider.name}: works, {provider.error:.1e} from the known answer"
+    return f"{provider.name}: does not work: {provider.reason}"
+
+
+def examined(folder: Path) -> Health:
+    """Of this interpreter's packages, and of hard links in the folder."""
+    packages = tuple(Package(name, installed(name), use) for name, use in (CORE | OPTIONAL).items())
+    problems = [*_outdated(packages), *_twice(runtimes())]
+    providers: tuple[Provider, ...] = ()
+    if runtimes():
+        try:
+            listed = list(onnxruntime_().get_available_providers())
+        except Exception as error:  # a package may be broken in any way
+            problems.append(Problem(f"onnxruntime cannot be imported: {_short(error)}", _REINSTALL))
+        else:
+            providers = tuple(tried(name) if name in USED else Provider(name, None) for name in listed)
+    problems += [Problem(f"{p.name} does not work: {p.reason}", FIXES[p.name]) for p in providers if p.works is False]
+    return Health(blockc.__version__, platform.python_version(), packages, providers, linking(folder), tuple(problems))
+
+
+_REINSTALL = "`pip install --force-reinstall onnxruntime`, or onnxruntime-gpu where that is wanted"
+FIXES = {
+    CPU: _REINSTALL,
+    CUDA: "it wants an NVIDIA driver (see nvidia-smi), CUDA and cuDNN: `pip install 'onnxruntime-gpu[cuda,cudnn]'`; "
+    "on a machine without such a device: `pip uninstall onnxruntime-gpu`, then `pip install onnxruntime`",
+}
+
+
+# What is asked of the machine
+
+
+def installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def wanted() -> dict[str, str]:
+    """The least version of each package, as blockc's own metadata has it."""
+    try:
+        said = metadata.requires("blockc") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found = (re.match(r"([\w.-]+)(?:\[[^\]]*\])? *>= *([\d.]+)", line) for line in said)
+    return {match[1].lower(): match[2] for match in found if match}
+
+
+def runtimes() -> list[str]:
+    """The packages that bring the module onnxruntime: each overwrites the others' files."""
+    return sorted({name.lower() for name in metadata.packages_distributions().get("onnxruntime", [])})
+
+
+def onnxruntime_() -> Any:
+    return importlib.import_module("onnxruntime")
+
+
+def linking(folder: Path) -> str:
+    """Why a file in the folder can have no second name; empty where it can."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".blockc-doctor-", dir=folder) as inside:
+            (Path(inside) / "a").touch()
+            os.link(Path(inside) / "a", Path(inside) / "b")
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+# What follows
+
+
+def _outdated(packages: tuple[Package, ...]) -> list[Problem]:
+    least = wanted()
+    found: list[Problem] = []
+    for package in packages:
+        floor = least.get(package.name, "0")
+        if package.version is None and package.name in CORE:
+            found.append(Problem(f"{package.name} is missing", f"`pip install '{package.name}>={floor}'`"))
+        elif package.version is not None and _numbers(package.version) < _numbers(floor):
+            what = f"{package.name} is {package.version}, and blockc is made for {floor} and later"
+            found.append(Problem(what, f"`pip install -U '{package.name}>={floor}'`"))
+    return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """1.27 and 1.27.0 are one version."""
+    numbers = [int(n) for n in re.match(r"[\d.]*", version)[0].split(".") if n]  # type: ignore[index]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _twice(found: list[str]) -> list[Problem]:
+    if len(found) < 2:
+        return []
+    what = f"{' and '.join(found)} are both installed: they share their files, so that neither may be whole"
+    return [
+        Problem(
+            what,
+            f"`pip uninstall {' '.join(found)}`, then one of them alone: `pip install 'onnxruntime-gpu[cuda,cudnn]'` "
+            "for CUDA, `pip install onnxruntime` without",
+        )
+    ]
+
+
+# A provider that is listed may still not start, and onnxruntime goes on with the CPU in silence.
+
+
+def tried(name: str) -> Provider:
+    """The known answer in a fresh session of this provider."""
+    printed: list[str] = []
+    try:
+        with _listening(printed):
+            outcome = _answer(name)
+    except Exception as error:  # onnxruntime's errors have no common base
+        return Provider(name, False, reason=_short(error))
+    if isinstance(outcome, list):
+        loud = next((line for line in printed if "error" in line.lower()), "")
+        reason = f"onnxruntime would run on {', '.join(outcome)}"
+        return Provider(name, False, reason=f"{reason}: {_short(loud)}" if loud else reason)
+    if not outcome <= TOLERANCE[name]:  # NaN is wrong too
+        return Provider(name, False, outcome, f"its numbers are {outcome:.2g} from the known answer")
+    return Provider(name, True, outcome)
+
+
+def _answer(name: str) -> float | list[str]:
+    """How far the session is from the known answer; the providers that it has instead, where it has not this one."""
+    import numpy as np
+
+    runtime = onnxruntime_()
+    if name == CUDA:
+        runtime.preload_dlls()
+    real = np.float16 if name == CUDA else np.float32
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(known_graph(name == CUDA), options, providers=[name])
+    if session.get_providers()[:1] != [name]:
+        return list(session.get_providers())
+    past = np.zeros((1, 1, 0, 16), real)
+    out = session.run(["out"], {"x": known_input().astype(real), "past_key": past, "past_value": past})[0]
+    return float(np.abs(out.astype(np.float64) - known_answer()).max())
+
+
+def known_input() -> Any:
+    """x (1, 3, 4): rows of ones and zeros."""
+    import numpy as np
+
+    return np.array([[[1, 0, 0, 1], [0, 1, 0, 1], [0, 0, 1, 1]]], np.float64)
+
+
+def known_graph(half: bool) -> bytes:
+    """out = causal attention of the parts of x @ w: two query heads on one key-value head, 16 wide."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    real, float_ = (TensorProto.FLOAT16, np.float16) if half else (TensorProto.FLOAT, np.float32)
+    past = [helper.make_tensor_value_info(f"past_{kind}", real, [1, 1, "past", 16]) for kind in ("key", "value")]
+    attend = helper.make_node(
+        "GroupQueryAttention",
+        ["joined", "", "", "past_key", "past_value", "last", "total"],
+        ["out", "present_key", "present_value"],
+        domain="com.microsoft",
+        num_heads=2,
+        kv_num_heads=1,
+    )
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["joined"]), attend],
+        "known",
+        [helper.make_tensor_value_info("x", real, [1, 3, 4]), *past],
+        [
+            helper.make_tensor_value_info("out", real, [1, 3, 32]),
+            *(helper.make_tensor_value_info(f"present_{kind}", real, [1, 1, "t", 16]) for kind in ("key", "value")),
+        ],
+        [
+            numpy_helper.from_array(_matrix().astype(float_), "w"),
+            numpy_helper.from_array(np.array([2], np.int32), "last"),
+            numpy_helper.from_array(np.array(3, np.int32), "total"),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+
+
+def _matrix() -> Any:
+    """w (4, 64): queries of head 0 and 1, keys, values, 16 columns each.
+
+    A query of head 0 finds every key equally like it, and one of head 1 meets key i with the score ln(i + 1); value i
+    is i everywhere.
+    """
+    import numpy as np
+
+    w = np.zeros((4, 64))
+    w[3, 16] = 4.0  # head 1's queries are 4 in the first place; scores are divided by sqrt(16)
+    w[:3, 32] = np.log([1, 2, 3])
+    w[:3, 48:] = np.array([[0], [1], [2]])
+    return w
+
+
+def known_answer() -> Any:
+    """(1, 3, 32): head 0 has the mean of the values so far, head 1 their mean weighted by 1, 2, 3."""
+    import numpy as np
+
+    means = [[0, 0], [1 / 2, 2 / 3], [1, 8 / 6]]
+    return np.repeat(np.array([means]), 16, axis=-1)
+
+
+@contextmanager
+def _listening(lines: list[str]) -> Generator[None]:
+    """What a library prints meanwhile, on either stream and from below Python."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file, redirect_stdout(StringIO()) as printed:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            lines += [*file.read().decode(errors="replace").splitlines(), *printed.getvalue().splitlines()]
+
+
+def _short(what: object) -> str:
+    """The first line of an error, without the places in onnxruntime's own sources that stand before what happened."""
+    line = (str(what).strip() or type(what).__name__).splitlines()[0]
+    line = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    return line.rpartition("FAIL : ")[2][:_REASON]
