@@ -155,13 +155,14 @@ _SPLITS: dict[object, _Split] = {
     "llama3": _LLAMA3,
     "qwen2": _Split((_regex(r"\p{N}"), _bytes(split=False)), normal="NFC"),
 }
+_BYTE_LEVEL = "gpt2"  # what GGUF calls the byte-level BPE
 _NORMAL, _CONTROL, _USER = 1, 3, 4
 
 
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     """A byte-level BPE as the `tokenizers` package has it, or None where the metadata does not say all of it."""
     said = {name.removeprefix("tokenizer.ggml."): value for name, value in metadata.items()}
-    split = _SPLITS.get(said.get("pre")) if said.get("model") == "gpt2" else None
+    split = _SPLITS.get(said.get("pre")) if said.get("model") == _BYTE_LEVEL else None
     tokens, kinds, merges = (said.get(name) for name in ("tokens", "token_type", "merges"))
     if split is None or not tokens or not merges or len(kinds or ()) != len(tokens):
         return None

@@ -30,7 +30,7 @@ from blockc.compile import Compiled, compiled
 from blockc.ir import Node, inline, parameters
 from blockc.ops import Array, Attention, Rotary, RotaryTable, Scale, Visible
 from blockc.proof.cases import Case, cases
-from blockc.proof.matrix import compare
+from blockc.proof.matrix import Truth, compare
 from blockc.proof.runners import Onnx, Oracle, Runner, Torch
 from blockc.source import SpecError, override, parse
 from blockc.spec import from_tree
@@ -104,7 +104,7 @@ def agree(made: Compiled, some: tuple[Case, ...] | None = None, but: str = "") -
     params = weights(made)
     for runner in (r for r in runners(made) if r.name != but):
         for case in chosen:
-            row = compare(made, runner, case, params)
+            row = compare(Truth(made, params), runner, case)
             assert row.holds, row
 
 
@@ -589,8 +589,8 @@ def test_the_tolerance_tells_activations_apart(one: str, other: str) -> None:
     params = weights(made[one])
     for kind, wrong in ((one, other), (other, one)):
         for right, runner in zip(runners(made[kind]), runners(made[wrong]), strict=True):
-            assert compare(made[kind], right, whole, params).holds
-            row = compare(made[kind], runner, whole, params)
+            assert compare(Truth(made[kind], params), right, whole).holds
+            row = compare(Truth(made[kind], params), runner, whole)
             assert not row.holds, row
             assert row.error > 3 * row.tolerance
 

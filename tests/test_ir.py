@@ -380,8 +380,11 @@ def test_watching_sees_every_value_by_its_path() -> None:
 
 # Rooms: each imports only from those before it
 
-ROOMS = ("diagnostics", "source", "ir", "ops", "parts", "spec", "algebra", "build", "target", "passes", "interp", "shrink", "report", "show",
-         "layouts", "safetensors", "facts", "gguf", "checkpoint", "weights", "plan", "emit", "compile", "genai", "proof", "runtime")  # fmt: skip
+ROOMS = (
+    "diagnostics", "source", "ir", "ops", "parts", "spec", "algebra", "build", "target", "passes", "interp",
+    "shrink", "report", "show", "layouts", "safetensors", "facts", "gguf", "checkpoint", "weights", "plan", "emit",
+    "compile", "genai", "proof", "runtime",
+)  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FRAMEWORKS = {"torch", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "transformers", "safetensors"}
 

@@ -7,10 +7,26 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli import build, check, schema, show, trace, verify
+from blockc.cli import build, check, diff, doctor, explain, fmt, new, run, schema, show, trace, verify
 from blockc.cli.common import app, guarded
 
-__all__ = ["app", "build", "check", "guarded", "main", "schema", "show", "trace", "verify"]
+__all__ = [
+    "app",
+    "build",
+    "check",
+    "diff",
+    "doctor",
+    "explain",
+    "fmt",
+    "guarded",
+    "main",
+    "new",
+    "run",
+    "schema",
+    "show",
+    "trace",
+    "verify",
+]
 
 
 @app.callback()

@@ -10,6 +10,6 @@ from blockc.cli.common import app
 @app.command()
 def schema() -> None:
     """Print the JSON schema of the spec language, for editors."""
-    from blockc.spec import Document
+    from blockc.spec.schema import schema as made
 
-    print(json.dumps(Document.model_json_schema(), indent=2))
+    print(json.dumps(made(), indent=2, ensure_ascii=False))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from blockc.cli.common import NOTHING, USAGE, Set, app, spec_file, stop
+from blockc.cli.common import NOTHING, USAGE, Set, app, plain, spec_file, stop
 
 
 class Dtype(StrEnum):
@@ -62,22 +61,10 @@ def show(
         print(rows(figures))
 
 
-_UNITS = {
-    "": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
-
-
 def _bytes(text: str) -> int:
-    """192GB is 192e9, 192GiB is 192 * 2^30."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
-    if not found or found[2].upper() not in _UNITS or float(found[1]) == 0:
-        stop(USAGE, f"--device-memory {text}: expected a size such as 80GB or 80GiB")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    from blockc.report.sizes import byte_size
+
+    try:
+        return byte_size(text)
+    except ValueError as error:
+        stop(USAGE, f"--device-memory {plain(text)}: {error}")

@@ -1,11 +1,11 @@
 """The language: what a person writes, read and checked."""
 
-from blockc.spec.keys import PLACEMENTS, Document, Expect, NormKeys
+from blockc.spec.keys import PLACEMENTS, Bounds, Document, Expect, NormKeys
 from blockc.spec.own import OwnPart, key_of, own_part
 from blockc.spec.reading import Layer, Spec, from_tree, load, occupants, written
 from blockc.spec.resolve import resolved, resolved_text
 
 __all__ = [
-    "PLACEMENTS", "Document", "Expect", "Layer", "NormKeys", "OwnPart", "Spec", "from_tree", "key_of",
+    "PLACEMENTS", "Bounds", "Document", "Expect", "Layer", "NormKeys", "OwnPart", "Spec", "from_tree", "key_of",
     "load", "occupants", "own_part", "resolved", "resolved_text", "written",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from blockc.parts import Attention, Mlp, Model, Norm, OrNone, Part, Positions
@@ -29,6 +29,14 @@ def _no_device(name: str) -> str:
     if re.fullmatch(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", name, re.IGNORECASE):
         raise PydanticCustomError("device_name", "a name that Windows keeps for a device")
     return name
+
+
+def name_fault(name: str) -> str:
+    """Why this is no name of a model, or nothing."""
+    try:
+        return "" if re.fullmatch(NAME, _no_device(name), re.ASCII) else f"{PATTERNS[NAME][0]}; {PATTERNS[NAME][1]}"
+    except PydanticCustomError as error:
+        return str(error)
 
 
 Positive = Annotated[int, Field(gt=0)]
@@ -99,12 +107,47 @@ class LayerKeys(Model):
         return frozenset(label for label, part in (self.parts or {}).items() if part is not None)
 
 
-class Expect(Model):
-    """Known figures: compared, never filled in."""
+class Bounds(Model):
+    """min <= figure <= max. One of the two may be absent."""
 
-    parameters: Positive | None = None
-    active_parameters: Positive | None = None
-    kv_values_per_token: Annotated[int, Field(ge=0)] | None = None
+    min: Annotated[float, Field(ge=0)] | None = None
+    max: Annotated[float, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _some_room(self) -> Bounds:
+        if self.min is None and self.max is None:
+            raise PydanticCustomError("no_bound", "min, max or both")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise PydanticCustomError("crossed_bounds", "a max that is not below min")
+        return self
+
+    def hold(self, figure: int) -> bool:
+        return (self.min is None or self.min <= figure) and (self.max is None or figure <= self.max)
+
+    def __str__(self) -> str:
+        """at least 8,000,000,000 and at most 9,000,000,000"""
+        said = (("at least", self.min), ("at most", self.max))
+        return " and ".join(f"{word} {number:,.15g}" for word, number in said if number is not None)
+
+
+def _exact_or_bounds(value: object) -> str:
+    return "bounds" if isinstance(value, dict | Bounds) else "exact"
+
+
+_Count = Annotated[int, Field(ge=0)]
+# A figure itself, or bounds of it.
+Figure = Annotated[Annotated[_Count, Tag("exact")] | Annotated[Bounds, Tag("bounds")], Discriminator(_exact_or_bounds)]
+PositiveFigure = Annotated[
+    Annotated[Positive, Tag("exact")] | Annotated[Bounds, Tag("bounds")], Discriminator(_exact_or_bounds)
+]
+
+
+class Expect(Model):
+    """Known figures, or bounds of them: compared, never filled in."""
+
+    parameters: PositiveFigure | None = None
+    active_parameters: PositiveFigure | None = None
+    kv_values_per_token: Figure | None = None
     layers: dict[str, Positive] | None = None
 
 
