@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from blockc.ir import Function, Value
+from blockc.ir import Function, Type, Value
 from blockc.ops import Input
 from blockc.report.graph import Bytes, Graph, holds_scores, mask_of, same
 
@@ -50,8 +51,8 @@ def cache(graph: Graph, number: int, context: int, batch: int) -> Cache:
     """The summed inputs for the past of the cached function."""
     held = past(tuple(n[0] for n in graph.cached.inputs))
     windows = _cache_windows(graph.flat)
-    kept = sum(_kept(value, number, batch, context) for value in held)
-    ring = sum(_kept(value, number, batch, min(context, windows.get(value) or context)) for value in held)
+    kept = sum(_kept(value.type, number, batch, context) for value in held)
+    ring = sum(_kept(value.type, number, batch, min(context, windows.get(value) or context)) for value in held)
     kinds = growth_per_kind(graph, number)
     return Cache(
         values_per_token=growth(graph, 1),
@@ -75,13 +76,14 @@ def past(values: tuple[Value, ...]) -> tuple[Value, ...]:
     return tuple(value for value in values if isinstance(value.node.op, Input) and value.node.op.past)
 
 
-def _kept(value: Value, number: int, batch: int, tokens: int) -> int:
-    return Bytes(number, {"B": batch, "P": tokens})(value.type)
+def _kept(type_: Type, number: int, batch: int, tokens: int) -> int:
+    return Bytes(number, {"B": batch, "P": tokens})(type_)
 
 
 def _growth(values: tuple[Value, ...], number: int) -> int:
     """Bytes that one more token adds for one sequence."""
-    return sum(_kept(value, number, 1, 1) - _kept(value, number, 1, 0) for value in values)
+    alike = Counter(value.type for value in values)
+    return sum(times * (_kept(type_, number, 1, 1) - _kept(type_, number, 1, 0)) for type_, times in alike.items())
 
 
 def _cache_windows(flat: Function) -> dict[Value, int | None]:
