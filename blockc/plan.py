@@ -25,15 +25,15 @@ from blockc.layouts import Item, Layout, layout
 from blockc.ops import Array
 from blockc.passes import Parts
 from blockc.safetensors import CheckpointError, FileFacts, Shape, Stored, widened
+from blockc.target import Dtype
 from blockc.weights import Matched, Rule, group_sizes, matched, misfit, parted, rules, untied
 
 Mode = Literal["link", "pack"]
-Float = Literal["fp32", "fp16", "bf16"]
 DATA = "model.onnx.data"
 PAGE = 4096
-WORDS: dict[Float, str] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}  # as safetensors has them
-_LARGEST: dict[Float, float] = {"fp32": 3.4028235e38, "fp16": 65504.0, "bf16": 3.3895314e38}
-_BYTES: dict[Float, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+WORDS: dict[Dtype, str] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}  # as safetensors has them
+_LARGEST: dict[Dtype, float] = {"fp32": 3.4028235e38, "fp16": 65504.0, "bf16": 3.3895314e38}
+_BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 # Why a file cannot be linked where the model is written: another device, or a file system that has no hard links.
 _UNLINKED = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
@@ -77,7 +77,7 @@ class Plan:
     sources: Mapping[str, Source]
     checkpoint: Checkpoint
     mode: Mode
-    dtype: Float
+    dtype: Dtype
     notes: tuple[str, ...] = ()
     joined: Parts = field(default_factory=dict[str, tuple[str, ...]])  # one parameter of the graph: the rows of these
 
@@ -103,7 +103,7 @@ class Plan:
         return self.checkpoint.files if self.mode == "link" else ()
 
 
-def packed_references(shapes: Mapping[str, Shape], dtype: Float, joined: Parts) -> dict[str, Reference]:
+def packed_references(shapes: Mapping[str, Shape], dtype: Dtype, joined: Parts) -> dict[str, Reference]:
     """One after another in the data file, each from a page's start; the parts of a joined one close together."""
     leads = {parts[0]: parts for parts in joined.values()}
     inner = {path for parts in joined.values() for path in parts[1:]}
@@ -133,7 +133,7 @@ def plan(
     checkpoint: Checkpoint,
     family: str | None,
     mode: Mode,
-    dtype: Float,
+    dtype: Dtype,
     context: int | None = None,
 ) -> Plan:
     """Names, shapes, ties, and what the checkpoint says of itself, compared before anything is written.
@@ -249,7 +249,7 @@ def _put(file: BinaryIO, digest: Any, data: bytes | memoryview) -> int:
     return done
 
 
-def _check(name: str, piece: Array, dtype: Float, bad: dict[str, str]) -> None:
+def _check(name: str, piece: Array, dtype: Dtype, bad: dict[str, str]) -> None:
     peak = largest(piece)
     if not math.isfinite(peak):
         bad[name] = f"not finite: {name} holds NaN or Inf"
@@ -269,7 +269,7 @@ def largest(piece: Array) -> float:
     return float(unsigned.max(keepdims=True).view(piece.dtype)[0])
 
 
-def narrowed(piece: Array, dtype: Float) -> Array:
+def narrowed(piece: Array, dtype: Dtype) -> Array:
     """In the float type, rounded to the nearest and to even; bf16 as its bits. What does not fit becomes Inf."""
     with np.errstate(over="ignore"):
         if dtype != "bf16":

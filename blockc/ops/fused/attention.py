@@ -34,17 +34,9 @@ class GroupQueryAttention(Op):
     output_names = ("out", "key", "value")
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
-        args = _types_apart(self, args) if self.packed else args
-        q, k, v, past, *_ = args
-        batch, tokens, _ = q.shape
-        total: Dim = past.shape[2] + tokens
-        wide = Type("float", (batch, tokens, dim(self.heads * self.head_dim)))
-        narrow = Type("float", (batch, tokens, dim(self.kv_heads * self.head_dim)))
-        expect(q == wide, "queries", wide, q)
-        expect((k, v) == (narrow, narrow), "keys and values", narrow, k)
-        bias = Type("float", (batch, dim(1), tokens, total))
-        expect(args[5] == bias, "the bias", bias, args[5])
-        present = Type("float", (batch, dim(self.kv_heads), total, dim(self.head_dim)))
+        q, present, rest = _outputs(self, args)
+        bias = Type("float", (q.shape[0], dim(1), q.shape[1], present.shape[2]))
+        expect(rest[0] == bias, "the bias", bias, rest[0])
         return q, present, present
 
     def flops(self, *args: Type) -> Dim:
@@ -127,14 +119,7 @@ class RowQueryAttention(Op):
     output_names = ("out", "key", "value")
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
-        args = _types_apart(self, args) if self.packed else args
-        q, k, v, past, *_ = args
-        batch, tokens, _ = q.shape
-        wide = Type("float", (batch, tokens, dim(self.heads * self.head_dim)))
-        narrow = Type("float", (batch, tokens, dim(self.kv_heads * self.head_dim)))
-        expect(q == wide, "queries", wide, q)
-        expect((k, v) == (narrow, narrow), "keys and values", narrow, k)
-        present = Type("float", (batch, dim(self.kv_heads), past.shape[2] + tokens, dim(self.head_dim)))
+        q, present, _ = _outputs(self, args)
         return q, present, present
 
     def flops(self, *args: Type) -> Dim:
@@ -203,12 +188,18 @@ def _written(past: Array, new: Array, at: Array) -> Array:
     return whole
 
 
-def _types_apart(op: GroupQueryAttention | RowQueryAttention, args: tuple[Type, ...]) -> tuple[Type, ...]:
-    """What three operands would be in the place of the one that holds them side by side."""
-    qkv, *rest = args
+def _outputs(
+    op: GroupQueryAttention | RowQueryAttention, args: tuple[Type, ...]
+) -> tuple[Type, Type, tuple[Type, ...]]:
+    """(y, a present, the types of the operands behind the pasts), where queries, keys and values fit."""
     wide, narrow = op.heads * op.head_dim, op.kv_heads * op.head_dim
-    expect(qkv.shape[2] == dim(wide + 2 * narrow), "queries, keys and values", wide + 2 * narrow, qkv.shape[2])
-    return (qkv.with_axis(2, wide), *(qkv.with_axis(2, narrow),) * 2, *rest)
+    flat, past, rest = (args[:1], args[1], args[3:]) if op.packed else (args[:3], args[3], args[5:])
+    widths = (wide + 2 * narrow,) if op.packed else (wide, narrow, narrow)
+    batch, tokens, _ = flat[0].shape
+    wanted = tuple(Type("float", (batch, tokens, dim(width))) for width in widths)
+    expect(flat == wanted, "queries, keys and values", ", ".join(map(str, wanted)), ", ".join(map(str, flat)))
+    present = Type("float", (batch, dim(op.kv_heads), past.shape[2] + tokens, dim(op.head_dim)))
+    return Type("float", (batch, tokens, dim(wide))), present, rest
 
 
 def _apart(op: GroupQueryAttention | RowQueryAttention, args: Arrays) -> Arrays:
