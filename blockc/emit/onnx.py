@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,10 +57,6 @@ def emit(
         name=function.name,
     )
     return ir.Model(graph, ir_version=_IR_VERSION, producer_name="blockc", metadata_props=dict(metadata))
-
-
-def save(model: ir.Model, path: Path) -> None:
-    ir.save(model, path)
 
 
 def serialised(model: ir.Model) -> bytes:
