@@ -94,7 +94,7 @@ def _nothing_expected(model: Compiled) -> Iterator[Finding]:
     expect = model.spec.top.expect
     if expect is not None and expect.model_fields_set:
         return
-    graph = Graph(model.function, model.decoder.kinds, model.served)
+    graph = Graph(model.function, model.decoder.kinds)
     figures = f"{{parameters: {count(graph).total}, kv_values_per_token: {growth(graph, 1)}}}"
     yield finding(
         NO_EXPECT,

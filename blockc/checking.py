@@ -78,7 +78,7 @@ def check_text(data: bytes, file: str, assignments: Sequence[str] = (), policy: 
 
 def misses(model: Compiled, expectations: bool = True) -> list[Finding]:
     """What a verified graph can still be wrong in: a figure of `expect`, and the checkpoint's layout."""
-    found = expect_misses(model.spec, model.decoder, model.function, model.served) if expectations else []
+    found = expect_misses(model.spec, model.decoder, model.function) if expectations else []
     if name := model.spec.top.checkpoint:
         try:
             patterns(layout(name), model.function, group_sizes(model.function))

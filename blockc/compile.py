@@ -35,7 +35,11 @@ class Compiled:
     spec: Spec
     decoder: Decoder
     function: Function  # without a cache: the reference
-    served: Function  # with a cache, unless the model looks both ways
+
+    @cached_property
+    def served(self) -> Function:
+        """With a cache, unless the model looks both ways."""
+        return verified(with_cache(self.function)) if self.function.causal else self.function
 
     @cached_property
     def graph(self) -> Function:
@@ -158,11 +162,10 @@ def compiled(spec: Spec) -> Compiled:
     decoder = elaborate(spec)
     try:
         function = verified(build(decoder))
-        served = verified(with_cache(function)) if function.causal else function
     except GraphError as error:
         place = error.place or spec.tree.place
         raise SpecError([finding(GRAPH, place, str(error), expected=error.expected, got=error.got)]) from None
-    return Compiled(spec, decoder, function, served)
+    return Compiled(spec, decoder, function)
 
 
 def verified(function: Function) -> Function:

@@ -106,7 +106,7 @@ class Policy:
 
     def breaches(self, model: Compiled) -> list[Finding]:
         """Each bound that a verified spec does not keep."""
-        graph = Graph(model.function, model.decoder.kinds, model.served)
+        graph = Graph(model.function, model.decoder.kinds)
         found = (
             *self._parameters(model, graph),
             *self._kv(model, graph),

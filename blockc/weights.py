@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from blockc.ir import Function, Param, functions, parameters
+from blockc.ir import Function, Param, called, functions, is_call, parameters
 from blockc.layouts import Item, Layout, LayoutError, layout, read_layout
 from blockc.ops import Array, Attention, Rotary, RotaryInterleaved
 from blockc.safetensors import CheckpointError, read_safetensors, shown, write_safetensors
@@ -127,16 +127,17 @@ def group_sizes(function: Function) -> dict[str, int]:
 def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Patterns:
     """The layout's items that hold for the function. Raises LayoutError naming all that is uncovered or does not fit.
 
-    An item holds where its parameters exist. `sizes` are those of `group_sizes`.
+    An item holds where its parameters exist. `sizes` are those of `group_sizes`. Of layers that are one function the
+    first is looked at for all.
     """
     params = parameters(function)
-    layers = sorted({int(found[1]) for path in params if (found := re.match(r"layers\.(\d+)\.", path))})
+    alike = _alike_layers(function)
     neighbours = _turns_neighbours(function)
     held: list[Pattern] = []
     faults: list[str] = []
     for item in layout.items:
         spots: list[int] = []
-        for i in layers if "{i}" in item.name else [0]:
+        for i in alike if "{i}" in item.name else [0]:
             targets = [target.format(i=i) for target in item.targets]
             absent = [target for target in targets if target not in params]
             if not absent:
@@ -150,7 +151,7 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
             if permuted_by is not None and len(neighbours) > 1:
                 misfit.append(f"{item.name} is permuted for one pairing of rope, and there are two here")
             plus, unlike = _plus(item, spots, params)
-            where = tuple(spots) if "{i}" in item.name else ()
+            where = tuple(sorted(i for spot in spots for i in alike[spot])) if "{i}" in item.name else ()
             faults.extend([*misfit, *unlike])
             joined, permuted = (groups, 0) if permuted_by is None else (1, groups)
             held.append(Pattern(item.name, item.targets, joined, item.axis, item.transpose, where, permuted, plus))
@@ -163,6 +164,15 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
     if faults:
         raise LayoutError("\n  ".join([f"the layout {layout.name} does not fit:", *faults]))
     return Patterns(tuple(held), tied, layout.ignored, layout.prefixes)
+
+
+def _alike_layers(function: Function) -> dict[int, list[int]]:
+    """The layers that are one function, under the first of them."""
+    found: dict[Function, list[int]] = {}
+    for n in function.nodes:
+        if is_call(n) and (numbered := re.fullmatch(r"layers\.(\d+)", n.name)):
+            found.setdefault(called(n), []).append(int(numbered[1]))
+    return {layers[0]: layers for layers in found.values()}
 
 
 def _plus(item: Item, spots: list[int], params: Mapping[str, Param]) -> tuple[float, list[str]]:

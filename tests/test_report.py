@@ -257,6 +257,15 @@ def test_a_model_that_looks_both_ways_keeps_nothing() -> None:
     assert "every layer computes all tokens anew" in text(*made("block-4x4", "attention.causal=false")[:2], r)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_token_adds_is_what_the_cached_graphs_past_grows_by(name: str) -> None:
+    """The figure comes from the ops' rules alone; the past is what the pass made of them."""
+    function = made(name)[2]
+    past = [n.types[0] for n in with_cache(function).inputs if n.op.past] if function.causal else []  # type: ignore[attr-defined]
+    grown = sum(each.shape[1].value * each.shape[3].value for each in past)
+    assert shown(name).kv_cache.values_per_token == grown
+
+
 def test_activations_by_hand() -> None:
     """Two tokens in fp32: three inputs of int64, the mask, the stream, up and its activation."""
     a = shown("block-4x4", context=2, dtype="fp32").memory.activations

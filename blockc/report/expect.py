@@ -15,7 +15,7 @@ from blockc.source import Finding, finding, key_place
 from blockc.spec import Bounds, Spec
 
 
-def expect_misses(spec: Spec, decoder: Decoder, function: Function, served: Function | None = None) -> list[Finding]:
+def expect_misses(spec: Spec, decoder: Decoder, function: Function) -> list[Finding]:
     """One finding for each key of `expect` that does not hold, with the figure part by part."""
     if spec.top.expect is None:
         return []
@@ -28,7 +28,7 @@ def expect_misses(spec: Spec, decoder: Decoder, function: Function, served: Func
             got=got,
             hint=f"computed as {parts}" if parts else "",
         )
-        for key, expected, got, parts in _misses(spec, Graph(function, decoder.kinds, served))
+        for key, expected, got, parts in _misses(spec, Graph(function, decoder.kinds))
     ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from blockc.ir import Function, Node, Param, Type, Value, called, inline, is_call, product
+from blockc.ir import Function, Node, Param, Type, called, inline, is_call, product
 from blockc.ops import Visible, VisibleBothWays
 from blockc.passes import with_cache
 
@@ -43,13 +43,10 @@ class Graph:
 
     root: Function
     kinds: tuple[str, ...]
-    served: Function | None = None  # the root with its cache, where that has been made
 
     @cached_property
     def cached(self) -> Function:
         """With the past as inputs. A model that looks both ways has none: what it computes, it computes anew."""
-        if self.served is not None:
-            return self.served
         return with_cache(self.root) if self.root.causal else self.root
 
     @cached_property
@@ -62,14 +59,6 @@ class Graph:
         found: dict[str, Function] = {}
         for kind, call in zip(self.kinds, self._calls(self.root), strict=True):
             found.setdefault(kind, called(call))
-        return found
-
-    @cached_property
-    def layer_inputs(self) -> dict[str, tuple[Value, ...]]:
-        """What the first layer of each kind is called with in the cached function."""
-        found: dict[str, tuple[Value, ...]] = {}
-        for kind, call in zip(self.kinds, self._calls(self.cached), strict=True):
-            found.setdefault(kind, call.inputs)
         return found
 
     @cached_property

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
-from blockc.ir import Function, Type, Value
+from blockc.ir import Function, Node, P, Type, Value, called, is_call
 from blockc.ops import Input
 from blockc.report.graph import Bytes, Graph, holds_scores, mask_of, same
 
@@ -65,11 +64,30 @@ def cache(graph: Graph, number: int, context: int, batch: int) -> Cache:
 
 def growth(graph: Graph, number: int) -> int:
     """Bytes that one more token adds to the cache of one sequence, at `number` bytes a number."""
-    return _growth(past(tuple(n[0] for n in graph.cached.inputs)), number)
+    return _Remembered(number)(graph.root) if graph.root.causal else 0
 
 
 def growth_per_kind(graph: Graph, number: int) -> dict[str, int]:
-    return {kind: _growth(past(given), number) for kind, given in graph.layer_inputs.items()}
+    one = _Remembered(number)
+    return {kind: one(layer) if graph.root.causal else 0 for kind, layer in graph.layers.items()}
+
+
+class _Remembered:
+    """What the ops of a function keep of one token, by their own rules; each function is summed up once."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.known = number, dict[Function, int]()
+
+    def __call__(self, function: Function) -> int:
+        if function not in self.known:
+            self.known[function] = sum(map(self._node, function.nodes))
+        return self.known[function]
+
+    def _node(self, n: Node) -> int:
+        if is_call(n):
+            return self(called(n))
+        kept = (n.inputs[state.operand].type.with_axis(state.axis, P) for state in n.op.state())
+        return sum(_kept(type_, self.number, 1, 1) - _kept(type_, self.number, 1, 0) for type_ in kept)
 
 
 def past(values: tuple[Value, ...]) -> tuple[Value, ...]:
@@ -78,12 +96,6 @@ def past(values: tuple[Value, ...]) -> tuple[Value, ...]:
 
 def _kept(type_: Type, number: int, batch: int, tokens: int) -> int:
     return Bytes(number, {"B": batch, "P": tokens})(type_)
-
-
-def _growth(values: tuple[Value, ...], number: int) -> int:
-    """Bytes that one more token adds for one sequence."""
-    alike = Counter(value.type for value in values)
-    return sum(times * (_kept(type_, number, 1, 1) - _kept(type_, number, 1, 0)) for type_, times in alike.items())
 
 
 def _cache_windows(flat: Function) -> dict[Value, int | None]:
