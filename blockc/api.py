@@ -141,8 +141,9 @@ def build(
     proof: bool = True,
     require_proof: bool = False,
     weights: Path | str | None = None,
-    mode: Mode = "link",
+    mode: Mode | None = None,
     runtime: folder.Runtime | None = None,
+    deep: bool = False,
 ) -> Built:
     """Writes model.py, model.onnx, graph.txt, report.json, spec.resolved.yaml, verify.json, manifest.json to `out`.
 
@@ -151,7 +152,9 @@ def build(
 
     `weights` is a checkpoint: a .safetensors or .gguf file, or a folder. The model then has its parameters,
     as references: with `link` into the checkpoint's own files, hard-linked beside it, with `pack` into
-    model.onnx.data. Raises CheckpointError naming all that does not fit.
+    model.onnx.data; where neither is said, `link` if most of them are in the model's float type. With `deep` the
+    digest of each linked tensor is written down, for `verify` to compare. Raises CheckpointError naming all that does
+    not fit.
 
     `target` says what model.onnx is for: any runtime, or a provider of onnxruntime in its own operators; the float type
     that it computes in; whose logits it gives; and how it holds its cache. `runtime` genai adds the files with which
@@ -168,7 +171,7 @@ def build(
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
         raise NotProvedError(proved)
     place = Path(out) if out else Path("generated") / model.spec.name
-    written = folder.write(model, place, target, proved, planned, runtime)
+    written = folder.write(model, place, target, proved, planned, runtime, deep)
     return Built(written.files, proved, (*written.notes, *_not_run(target), *_left_unfused(model, target)))
 
 
@@ -190,7 +193,7 @@ def _left_unfused(model: Compiled, target: Target) -> list[str]:
     return [f"left unfused, {count} times: {reason}" for reason, count in counts.items()]
 
 
-def _planned(model: Compiled, weights: Path, mode: Mode, target: Target) -> Plan:
+def _planned(model: Compiled, weights: Path, mode: Mode | None, target: Target) -> Plan:
     return plan(
         model.function, open_checkpoint(weights), model.spec.top.checkpoint, mode, target.dtype, model.spec.top.context
     )

@@ -63,8 +63,12 @@ def write(
     proof: Proof | None,
     plan: Plan | None = None,
     runtime: Runtime | None = None,
+    deep: bool = False,
 ) -> Written:
-    """Writes the build, its weights by the plan if there is one, and what a runtime wants beside it. All or nothing."""
+    """Writes the build, its weights by the plan if there is one, and what a runtime wants beside it. All or nothing.
+
+    `deep` writes the digest of each linked tensor down.
+    """
     if plan is not None and out.exists() and out.samefile(plan.checkpoint.folder):
         raise FolderError(f"{out} is the checkpoint's own folder: build elsewhere")
     files: dict[str, bytes] = {name: text.encode() for name, text in texts(model).items()}
@@ -73,7 +77,7 @@ def write(
     if runtime is not None:
         files |= _for_genai(model, target, plan)
     with staging(out) as stage:
-        plan, weights = (None, None) if plan is None else _weights(plan, stage)
+        plan, weights = (None, None) if plan is None else _weights(plan, stage, deep)
         files["model.onnx"] = _onnx(model, target, None if plan is None else plan.references)
         files |= plan.checkpoint.companions if plan else {}
         manifest = {
@@ -96,7 +100,7 @@ def write(
     return Written(tuple(out / name for name in (*files, *large)), plan.notes if plan else ())
 
 
-def _weights(plan: Plan, stage: Path) -> tuple[Plan, dict[str, Any]]:
+def _weights(plan: Plan, stage: Path, deep: bool) -> tuple[Plan, dict[str, Any]]:
     """Links and packs into the staging folder. (The plan as it went; what the manifest says of it.)"""
     try:
         link(plan, stage)
@@ -107,15 +111,14 @@ def _weights(plan: Plan, stage: Path) -> tuple[Plan, dict[str, Any]]:
             (stage / facts.path.name).unlink(missing_ok=True)
         why = f"the weights cannot be linked from where they lie ({error.strerror}): packed"
         plan = replace(plan, mode="pack", notes=(*plan.notes, why))
-    digests: dict[str, str] = {}
+    digests: dict[str, str] | None = {} if deep else None
     data = write_data(plan, stage / DATA, digests)
     sources = [facts.facts for facts in plan.links]
     return plan, {
         "mode": plan.mode,
         "sources": sources,
-        "tensors": digests,
         "data": {"name": DATA, "size": data.size, "sha256": data.sha256} if data else None,
-    }
+    } | ({} if digests is None else {"tensors": digests})
 
 
 def _for_genai(model: Compiled, target: Target, plan: Plan | None) -> dict[str, bytes]:
@@ -204,7 +207,7 @@ def _changed_weights(folder: Path, weights: dict[str, Any]) -> list[str]:
 def _changed_tensors(folder: Path, weights: dict[str, Any]) -> list[str]:
     """What a linked file's size, time and header do not tell: the tensors whose bytes are others."""
     if not isinstance(weights.get("tensors"), dict):
-        raise FolderError(f"{folder / MANIFEST}: holds no digests of tensors: build the folder again")
+        raise FolderError(f"{folder / MANIFEST}: holds no digests of linked tensors: build the folder with --deep")
     tensors = linked_checkpoint(folder, [source["name"] for source in weights["sources"]]).tensors
     changed: list[str] = []
     for name, hash_ in weights["tensors"].items():

@@ -10,11 +10,13 @@ import errno
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 
@@ -24,13 +26,14 @@ from blockc.ir import Function, parameters
 from blockc.layouts import Item, Layout, layout
 from blockc.ops import Array
 from blockc.passes import Parts
-from blockc.safetensors import CheckpointError, FileFacts, Shape, Stored, widened
+from blockc.safetensors import DTYPES, CheckpointError, FileFacts, Shape, Stored, widened
 from blockc.target import Dtype
 from blockc.weights import Matched, Rule, group_sizes, matched, misfit, parted, rules, untied
 
 Mode = Literal["link", "pack"]
 DATA = "model.onnx.data"
 PAGE = 4096
+READERS = 4  # threads that look at what is linked
 WORDS: dict[Dtype, str] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}  # as safetensors has them
 _LARGEST: dict[Dtype, float] = {"fp32": 3.4028235e38, "fp16": 65504.0, "bf16": 3.3895314e38}
 _BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -132,7 +135,7 @@ def plan(
     function: Function,
     checkpoint: Checkpoint,
     family: str | None,
-    mode: Mode,
+    mode: Mode | None,
     dtype: Dtype,
     context: int | None = None,
 ) -> Plan:
@@ -141,7 +144,8 @@ def plan(
     Raises CheckpointError listing all that is wrong. `context` is the spec's: no longer than the checkpoint's.
 
     `family` names the layout; a file that says its own goes by that, and without either the names are the parameters'.
-    A GGUF file's numbers are encoded, so that nothing can point at them: it is packed.
+    A GGUF file's numbers are encoded, so that nothing can point at them: it is packed. Where no mode is asked for, so
+    are weights most of which are of another float type: a cast at load holds them twice, and takes its time each time.
     """
     chosen = checkpoint.layout or (layout(family) if family else _own(function))
     match = matched(rules(chosen, function, group_sizes(function)), checkpoint.tensors)
@@ -156,9 +160,21 @@ def plan(
         raise misfit(faults)
     sources = {path: found[path] for path in parameters(function)}
     notes = [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
-    if mode == "link" and not checkpoint.files:
+    if mode != "pack" and not checkpoint.files:
         mode, notes = "pack", [*notes, "encoded weights cannot be linked: packed"]
-    return Plan(sources, checkpoint, mode, dtype, tuple(notes))
+    if mode is None and (stranger := _stranger(sources.values(), dtype)):
+        mode, notes = "pack", [*notes, f"the checkpoint is in {stranger}, and the model computes in {dtype}: packed"]
+    return Plan(sources, checkpoint, mode or "link", dtype, tuple(notes))
+
+
+def _stranger(sources: Iterable[Source], dtype: Dtype) -> str:
+    """The float type of most bytes that can be linked, where it is not the model's; else nothing."""
+    sizes: Counter[str] = Counter()
+    for source in sources:
+        if stored := source.linkable:
+            sizes[stored.word] += stored.length
+    ((most, _),) = sizes.most_common(1) or [(WORDS[dtype], 0)]
+    return "" if most == WORDS[dtype] else most.lower()
 
 
 def _own(function: Function) -> Layout:
@@ -211,62 +227,105 @@ class Written:
 def write(plan: Plan, path: Path, digests: dict[str, str] | None = None) -> Written | None:
     """Reads every parameter once: what is packed goes to the data file at `path`, None where nothing is.
 
-    Never more than one tensor and its parts are in memory, of plain ones a piece. What is linked is read too, at the
-    speed of the disk; `digests` gets the sha256 of each linked tensor's bytes by its name in the checkpoint. Raises
+    Never more than one tensor and its parts are in memory, of plain ones a few pieces. What is linked is read too;
+    `digests`, if given, gets the sha256 of each linked tensor's bytes by its name in the checkpoint. Raises
     CheckpointError naming all tensors that hold NaN or Inf, or more than the float type can.
     """
     bad: dict[str, str] = {}
-    for param, stored in plan.linked.items():
-        name, digest = plan.sources[param].name, hashlib.sha256()
-        for part in stored.raw():
-            digest.update(part.data)
-            _check(name, _extreme(part, stored.word), plan.dtype, bad)
-        if digests is not None:
-            digests[name] = digest.hexdigest()
+    with ThreadPoolExecutor(READERS) as readers:
+        looked = readers.map(partial(_looked_at, digest=digests is not None), plan.linked.values())
+        for param, (peak, digest) in zip(plan.linked, looked, strict=True):
+            name = plan.sources[param].name
+            _check(name, peak, plan.dtype, bad)
+            if digests is not None:
+                digests[name] = digest
     written = _write_packed(plan, path, bad) if plan.packed else None
     if bad:
         raise CheckpointError("\n  ".join(["the checkpoint's numbers are not usable:", *bad.values()]))
     return written
 
 
+def _looked_at(stored: Stored, digest: bool) -> tuple[float, str]:
+    """(The largest magnitude; the sha256 of the bytes where it is asked for.)"""
+    peak, sha256 = 0, hashlib.sha256()
+    for part in stored.passing():
+        peak = max(peak, _magnitude(part))
+        if digest:
+            sha256.update(part.data)
+    bits = np.array([peak], f"u{np.dtype(DTYPES[stored.word]).itemsize}")
+    return float(widened(bits.view(DTYPES[stored.word]), stored.word)[0]), sha256.hexdigest()
+
+
 def _write_packed(plan: Plan, path: Path, bad: dict[str, str]) -> Written:
-    digest, end = hashlib.sha256(), 0
-    with path.open("wb", buffering=0) as file:
+    with path.open("wb", buffering=0) as file, _Ahead(file) as data:
         for param, reference in plan.packed.items():
-            end += _put(file, digest, bytes(reference.offset - end))
+            data.put(bytes(reference.offset - data.end))
             for piece in plan.sources[param].pieces():
-                _check(plan.sources[param].name, piece, plan.dtype, bad)
-                end += _put(file, digest, narrowed(piece, plan.dtype).reshape(-1).view(np.uint8).data)
-    return Written(end, digest.hexdigest())
+                _check(plan.sources[param].name, largest(piece), plan.dtype, bad)
+                data.put(narrowed(piece, plan.dtype).reshape(-1).view(np.uint8).data)
+    return Written(data.end, data.digest.hexdigest())
 
 
-def _put(file: BinaryIO, digest: Any, data: bytes | memoryview) -> int:
-    view = memoryview(data)
-    digest.update(view)
-    done = 0
-    while done < len(view):  # an unbuffered file may take a part
-        done += file.write(view[done:])
-    return done
+class _Ahead:
+    """Writes and hashes in a thread each, while the next piece is read; as many pieces as `PIECES` are held."""
+
+    PIECES = 3
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest, self.end = file, hashlib.sha256(), 0
+        self.writer, self.hasher = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.held: deque[tuple[Future[None], Future[None]]] = deque()
+
+    def __enter__(self) -> _Ahead:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        try:
+            self._until(0)
+        finally:
+            self.writer.shutdown()
+            self.hasher.shutdown()
+
+    def put(self, data: bytes | memoryview) -> None:
+        """Raises what a write before it did."""
+        view = memoryview(data)
+        self.end += len(view)
+        self.held.append((self.writer.submit(self._write, view), self.hasher.submit(self.digest.update, view)))
+        self._until(self.PIECES - 1)
+
+    def _until(self, held: int) -> None:
+        while len(self.held) > held:
+            for done in self.held.popleft():
+                done.result()
+
+    def _write(self, view: memoryview) -> None:
+        done = 0
+        while done < len(view):  # an unbuffered file may take a part
+            done += self.file.write(view[done:])
 
 
-def _check(name: str, piece: Array, dtype: Dtype, bad: dict[str, str]) -> None:
-    peak = largest(piece)
+def _check(name: str, peak: float, dtype: Dtype, bad: dict[str, str]) -> None:
     if not math.isfinite(peak):
         bad[name] = f"not finite: {name} holds NaN or Inf"
     elif peak > _LARGEST[dtype]:
         bad.setdefault(name, f"too large: {name} holds {peak:.6g}, and {dtype} ends at {_LARGEST[dtype]:.6g}")
 
 
-def _extreme(part: Array, word: str) -> Array:
-    """Of bf16, two bytes a number, the one largest in magnitude: widening them all would take ten times as long."""
-    return widened((part & part.dtype.type(0x7FFF)).max(keepdims=True), word) if word == "BF16" else part
-
-
 def largest(piece: Array) -> float:
-    """The largest magnitude, by the bits, which grow with it: Inf stands above every number, and NaN above Inf."""
-    bits = np.ascontiguousarray(piece).reshape(-1).view(f"u{piece.itemsize}")
-    unsigned = bits & bits.dtype.type((1 << (8 * piece.itemsize - 1)) - 1)
-    return float(unsigned.max(keepdims=True).view(piece.dtype)[0])
+    """The largest magnitude; NaN where there is one."""
+    flat = np.ascontiguousarray(piece).reshape(-1)
+    return float(np.array([_magnitude(flat)], f"u{piece.itemsize}").view(piece.dtype)[0])
+
+
+def _magnitude(flat: Array) -> int:
+    """The bits of the number largest in magnitude, without its sign.
+
+    Magnitudes grow with the bits: Inf stands above every number, and NaN above Inf. Read as signed integers the largest
+    of all is the largest of the positive numbers, as unsigned ones that of the negative, if there are any.
+    """
+    size = flat.itemsize
+    below = (1 << (8 * size - 1)) - 1
+    return max(int(flat.view(f"i{size}").max()), int(flat.view(f"u{size}").max()) & below)
 
 
 def narrowed(piece: Array, dtype: Dtype) -> Array:

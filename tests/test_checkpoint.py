@@ -30,7 +30,7 @@ NAMES = ("llama3-8b", "gemma2-9b", "gpt2", "pythia-410m")
 COMMITTED = {"model.py", "graph.txt", "report.json", "spec.resolved.yaml"}
 
 
-def built(name: str, out: Path, weights: Path, mode: Mode = "link", dtype: Dtype = "fp32") -> api.Built:
+def built(name: str, out: Path, weights: Path, mode: Mode | None = "link", dtype: Dtype = "fp32") -> api.Built:
     return api.build(twin(name), out, proof=False, weights=weights, mode=mode, target=Target(dtype=dtype))
 
 
@@ -203,6 +203,24 @@ def test_the_checkpoints_own_folder_and_strange_weights_are_left_alone(tmp_path:
         built("llama3-8b", tmp_path / "out", file)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors"}
     assert {path.name for path in (tmp_path / "in").iterdir()} == {"model.safetensors"}
+
+
+@pytest.mark.parametrize(("word", "dtype", "mode"), [
+    ("F32", "fp32", "link"), ("BF16", "fp32", "pack"), ("F16", "fp32", "pack"), ("F32", "fp16", "pack"),
+    ("F16", "fp16", "link"), ("BF16", "bf16", "link"),
+])  # fmt: skip
+def test_weights_of_another_float_type_are_packed_unless_a_mode_is_asked_for(
+    word: str, dtype: Dtype, mode: Mode, tmp_path: Path
+) -> None:
+    """One norm of another type is cast, and does not count."""
+    held = tensors(twin("llama3-8b"))
+    file = save(tmp_path / "in" / "model.safetensors", held, word, {"model.norm.weight": "F64"})
+    made = built("llama3-8b", tmp_path / "out", file, None, dtype)
+    assert manifest(tmp_path / "out")["weights"]["mode"] == mode
+    said = f"the checkpoint is in {word.lower()}, and the model computes in {dtype}: packed"
+    assert (said in made.notes) == (mode == "pack")
+    built("llama3-8b", tmp_path / "out", file, "link", dtype)
+    assert manifest(tmp_path / "out")["weights"]["mode"] == "link"
 
 
 def test_no_flag_of_weights_changes_a_committed_file(tmp_path: Path) -> None:
@@ -420,7 +438,7 @@ def test_packing_takes_the_memory_of_a_few_tensors(tmp_path: Path) -> None:
 def test_linking_a_whole_model_takes_little_memory(tmp_path: Path) -> None:
     spec = ROOT / "specs" / "smollm2-135m.yaml"
     save_empty(tmp_path / "in", api.compile(spec), 1, "BF16", 2)
-    where = ("--weights", str(tmp_path / "in"), "--no-verify")
+    where = ("--weights", str(tmp_path / "in"), "--weights-mode", "link", "--no-verify")
     peak, seconds = measured("build", str(spec), *where, "--out", str(tmp_path / "out"))
     print(f"linked with {peak / 1e6:.0f} MB in {seconds:.2f} s")
     assert peak < 300e6

@@ -123,7 +123,7 @@ def deadly(real):
         return real(*arguments)
     return call
 if where == "data":
-    plan._put = deadly(plan._put)
+    plan._Ahead._write = deadly(plan._Ahead._write)
 elif where == "name":
     os.replace = deadly(os.replace)
 model = api.compile(spec)
@@ -352,13 +352,13 @@ def test_a_file_that_the_system_lets_grow_no_further_is_3(
 def test_ctrl_c_is_130_and_the_previous_build_stands(
     spec: Path, weights: Path, small: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = blockc.plan._put  # pyright: ignore[reportPrivateUsage]
+    real = blockc.plan._Ahead.put  # pyright: ignore[reportPrivateUsage]
 
-    def pressed(*arguments: Any) -> int:
+    def pressed(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGINT)
-        return real(*arguments)
+        real(*arguments)
 
-    monkeypatch.setattr(blockc.plan, "_put", pressed)
+    monkeypatch.setattr(blockc.plan._Ahead, "put", pressed)  # pyright: ignore[reportPrivateUsage]
     out = str(tmp_path / "out")
     assert run("build", str(spec), "--weights", str(weights), "--pack", "--no-verify", "--out", out) == 130
     assert files(tmp_path / "out") == small
@@ -405,7 +405,7 @@ def test_a_full_disk_is_3_and_the_previous_build_stands(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(blockc.plan, "_put", full)
+    monkeypatch.setattr(blockc.plan._Ahead, "_write", full)
     arguments = ["build", str(spec), "--weights", str(weights), "--out", str(out), "--no-verify", "--pack"]
     assert run(*arguments) == 3
     assert "No space left on device" in capsys.readouterr().err
@@ -448,6 +448,9 @@ def test_the_command_says_what_it_did(
     assert f"{tmp_path / 'out' / 'model.safetensors'}  " in capsys.readouterr().out
     for wrong in (
         ("--pack",),
+        ("--weights-mode", "link"),
+        ("--deep",),
+        ("--weights", str(weights), "--pack", "--weights-mode", "link"),
         ("--weights", "nowhere"),
         ("--weights", str(weights), "--dtype", "x"),
     ):
@@ -469,7 +472,7 @@ def test_a_change_inside_a_linked_file_is_seen_by_verify_deep(
 ) -> None:
     """Its size, time and header stayed, so that nothing else tells."""
     weights, out = save(tmp_path / "in" / "model.safetensors", tensors(twin("llama3-8b")), word), tmp_path / "out"
-    api.build(api.compile(spec), out, proof=False, weights=weights)
+    api.build(api.compile(spec), out, proof=False, weights=weights, mode="link", deep=True)
     holds = Proof("twin", ())
     monkeypatch.setattr(folder, "prove", lambda *_, **__: holds)
     assert folder.check(out, deep=True) == folder.Checked((), (), holds)
@@ -487,7 +490,7 @@ def test_a_change_inside_a_linked_file_is_seen_by_verify_deep(
     manifest = json.loads((out / MANIFEST).read_text())
     del manifest["weights"]["tensors"]
     (out / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(FolderError, match="holds no digests of tensors: build the folder again"):
+    with pytest.raises(FolderError, match="holds no digests of linked tensors: build the folder with --deep"):
         folder.check(out, deep=True)
 
 
@@ -501,4 +504,6 @@ def test_linked_bf16_is_judged_by_its_largest_magnitude(bits: int, said: str, sp
     held["model.norm.weight"][1] = np.array([bits << 16], np.uint32).view(np.float32)[0]
     weights = save(tmp_path / "in" / "model.safetensors", held, "BF16")
     with pytest.raises(CheckpointError, match=said) if said else nullcontext():
-        api.build(api.compile(spec), tmp_path / "out", proof=False, weights=weights, target=Target(dtype="fp16"))
+        api.build(
+            api.compile(spec), tmp_path / "out", proof=False, weights=weights, mode="link", target=Target(dtype="fp16")
+        )

@@ -30,6 +30,11 @@ class Cache(StrEnum):
     buffer = "buffer"
 
 
+class WeightsMode(StrEnum):
+    link = "link"
+    pack = "pack"
+
+
 class Float(StrEnum):
     fp32 = "fp32"
     fp16 = "fp16"
@@ -56,8 +61,16 @@ def build(
     dtype: Annotated[
         Float | None, typer.Option(help="What model.onnx computes in; fp32, for cuda fp16.", show_default=False)
     ] = None,
-    pack: Annotated[
-        bool, typer.Option("--pack", help="Copy the weights to model.onnx.data instead of linking their files.")
+    weights_mode: Annotated[
+        WeightsMode | None,
+        typer.Option(
+            help="Point into the weights' own files, or copy them to model.onnx.data; link where they are in --dtype.",
+            show_default=False,
+        ),
+    ] = None,
+    pack: Annotated[bool, typer.Option("--pack", help="The same as --weights-mode pack.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Write down the digest of each linked tensor, for verify --deep to compare.")
     ] = False,
     ep: Annotated[
         Provider | None,
@@ -82,8 +95,11 @@ def build(
     from blockc import api
     from blockc.target import DEFAULT, Target
 
-    if weights is None and pack:
-        stop(USAGE, "--pack speaks of weights: give them with --weights PATH")
+    of_weights = {"--pack": pack, "--weights-mode": weights_mode is not None, "--deep": deep}
+    if weights is None and (said := [flag for flag, on in of_weights.items() if on]):
+        stop(USAGE, f"{said[0]} speaks of weights: give them with --weights PATH")
+    if pack and weights_mode == WeightsMode.link:
+        stop(USAGE, "--pack and --weights-mode link say opposite things")
     if weights is None and runtime is not None:
         stop(USAGE, f"--target {runtime.value} wants a model with weights: give them with --weights PATH")
     if ep is not None and cache is not None:
@@ -108,8 +124,9 @@ def build(
             proof=not no_verify,
             require_proof=require_proof,
             weights=None if weights is None else there(weights),
-            mode="pack" if pack else "link",
+            mode="pack" if pack else weights_mode.value if weights_mode else None,
             runtime=None if runtime is None else runtime.value,
+            deep=deep,
         )
     except api.NotProvedError as error:
         stop(ENVIRONMENT if error.proof.holds else WRONG, f"{error}; nothing was written")
