@@ -33,6 +33,7 @@ from blockc.weights import Matched, Rule, group_sizes, matched, misfit, parted, 
 Mode = Literal["link", "pack"]
 DATA = "model.onnx.data"
 PAGE = 4096
+PIECE = 1 << 22  # bytes that are read at a time where they are written as they lie
 READERS = 4  # threads that look at what is linked
 WORDS: dict[Dtype, str] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}  # as safetensors has them
 _LARGEST: dict[Dtype, float] = {"fp32": 3.4028235e38, "fp16": 65504.0, "bf16": 3.3895314e38}
@@ -260,16 +261,24 @@ def _write_packed(plan: Plan, path: Path, bad: dict[str, str]) -> Written:
     with path.open("wb", buffering=0) as file, _Ahead(file) as data:
         for param, reference in plan.packed.items():
             data.put(bytes(reference.offset - data.end))
-            for piece in plan.sources[param].pieces():
+            for piece in _pieces(plan.sources[param], plan.dtype):
                 _check(plan.sources[param].name, largest(piece), plan.dtype, bad)
                 data.put(narrowed(piece, plan.dtype).reshape(-1).view(np.uint8).data)
     return Written(data.end, data.digest.hexdigest())
 
 
-class _Ahead:
-    """Writes and hashes in a thread each, while the next piece is read; as many pieces as `PIECES` are held."""
+def _pieces(source: Source, dtype: Dtype) -> Iterator[Array]:
+    """What is written as it lies is read into memory that is used again, once `_Ahead` has done with it."""
+    stored = source.linkable
+    if stored is not None and stored.word == WORDS[dtype] and dtype != "bf16":
+        return stored.passing(_Ahead.HELD + 1, PIECE)
+    return source.pieces()
 
-    PIECES = 3
+
+class _Ahead:
+    """Writes and hashes in a thread each, while the next piece is read. No more than `HELD` pieces wait for that."""
+
+    HELD = 3
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.digest, self.end = file, hashlib.sha256(), 0
@@ -291,7 +300,7 @@ class _Ahead:
         view = memoryview(data)
         self.end += len(view)
         self.held.append((self.writer.submit(self._write, view), self.hasher.submit(self.digest.update, view)))
-        self._until(self.PIECES - 1)
+        self._until(self.HELD - 1)
 
     def _until(self, held: int) -> None:
         while len(self.held) > held:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
+from itertools import cycle
 from pathlib import Path
 from typing import Any, cast
 
@@ -80,18 +81,20 @@ class Stored:
                 left -= part.size
                 yield part
 
-    def passing(self) -> Iterator[Array]:
-        """The same in smaller pieces, each of which overwrites the one before it: fast to look at, not to be kept."""
-        numbers = np.empty(CACHED // np.dtype(DTYPES[self.word]).itemsize, DTYPES[self.word])
-        memory, left = numbers.data.cast("B"), self.length
+    def passing(self, held: int = 1, size: int = CACHED) -> Iterator[Array]:
+        """The same in pieces of `size` bytes, each written over the one `held` before it: fast, and not to be kept."""
+        memories = [np.empty(size // np.dtype(DTYPES[self.word]).itemsize, DTYPES[self.word]) for _ in range(held)]
+        left = self.length
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.offset)
-            while left:
-                read = _filled(file, memory[: min(left, len(memory))])
-                if not read:
+            for numbers in cycle(memories):
+                memory = numbers.data.cast("B")[:left]
+                if not left:
+                    return
+                if _filled(file, memory) < len(memory):
                     raise CheckpointError(f"{self.path} has become shorter while it was read")
-                left -= read
-                yield numbers[: read // numbers.itemsize]
+                left -= len(memory)
+                yield numbers[: len(memory) // numbers.itemsize]
 
     def chunks(self) -> Iterator[Array]:
         return (widened(part, self.word) for part in self.raw())
@@ -102,12 +105,9 @@ class Stored:
 
 
 def _filled(file: FileIO, memory: memoryview) -> int:
-    """Reads until the memory is full. (Its bytes; 0 where the file ends before.)"""
+    """Reads until the memory is full or the file ends. (The bytes.)"""
     done = 0
-    while done < len(memory):
-        read = file.readinto(memory[done:])
-        if not read:
-            return 0
+    while done < len(memory) and (read := file.readinto(memory[done:])):
         done += read
     return done
 
