@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-NEEDED = ("torch", "onnxruntime", "onnx", "onnx_ir", "numpy", "pydantic", "yaml", "jinja2", "blockc")
+NEEDED = ("torch", "onnxruntime", "onnx", "numpy", "pydantic", "yaml", "jinja2", "blockc")
 RESULTS = Path(__file__).parent / "results"
 MODELS = ("smollm2-135m", "llama3.2-1b")
 LIMIT_S = 420  # no new program is begun later than this, and none compiled in the last quarter of it

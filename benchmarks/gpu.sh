@@ -9,7 +9,7 @@
 #   - Python 3.11 or later with torch, a build with CUDA
 #   - onnxruntime-gpu 1.27 or later, built for the same CUDA as torch, in place of onnxruntime: with both installed the one
 #     that was installed last is used. CUDA and cuDNN may be those that came with torch, or onnxruntime-gpu[cuda,cudnn]'s
-#   - what blockc itself needs: onnx, onnx-ir, numpy, pydantic, pyyaml, jinja2. blockc is this folder
+#   - what blockc itself needs: onnx, numpy, pydantic, pyyaml, jinja2. blockc is this folder
 #   - for torch.compile: triton, which comes with torch, and a C compiler
 # Without pip, unpack the wheels into a folder and name it in PYTHONPATH.
 #

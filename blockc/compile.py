@@ -23,7 +23,7 @@ from blockc.spec import Spec, resolved_text
 from blockc.target import Dtype, Padding, Target
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
+    from onnx import TensorProto
 
 PORTABLE = Target()
 
@@ -142,9 +142,7 @@ class Compiled:
         tensors = None if weights is None else in_memory(weights, dtype or target.dtype)
         return self.lowered(target, tensors, dtype)
 
-    def lowered(
-        self, target: Target, tensors: Mapping[str, ir.TensorProtocol] | None, dtype: Dtype | None = None
-    ) -> bytes:
+    def lowered(self, target: Target, tensors: Mapping[str, TensorProto] | None, dtype: Dtype | None = None) -> bytes:
         """The model with these tensors as its initialisers, wherever they lie."""
         from blockc.emit.onnx import emit, serialised
         from blockc.emit.ort import swaps

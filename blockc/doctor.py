@@ -28,7 +28,6 @@ CORE = {
     "jinja2": "renders model.py, and chat templates",
     "numpy": "the oracle, and weights",
     "onnx": "model.onnx",
-    "onnx-ir": "model.onnx",
     "pydantic": "reads specs",
     "pyyaml": "reads specs",
     "typer": "the command line",

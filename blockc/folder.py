@@ -140,7 +140,7 @@ def _json(data: Any) -> bytes:
 
 def versions() -> dict[str, str]:
     """Of blockc and of what model.onnx is computed and written with: another one may give other bytes."""
-    return {"blockc": blockc.__version__} | {name: version(name) for name in ("numpy", "onnx", "onnx-ir")}
+    return {"blockc": blockc.__version__} | {name: version(name) for name in ("numpy", "onnx")}
 
 
 def digest(data: bytes) -> str:

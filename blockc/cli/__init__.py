@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli import build, check, diff, doctor, explain, fmt, new, run, schema, show, trace, verify
+from blockc.cli import bench, build, check, diff, doctor, explain, fmt, new, run, schema, show, trace, verify
 from blockc.cli.common import app, guarded
 
 __all__ = [
     "app",
+    "bench",
     "build",
     "check",
     "diff",

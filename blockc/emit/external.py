@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import onnx
-import onnx_ir as ir
 from google.protobuf.message import Message
 
 from blockc.plan import Reference
 
 _TYPES = {
-    "F16": ir.DataType.FLOAT16,
-    "F32": ir.DataType.FLOAT,
-    "F64": ir.DataType.DOUBLE,
-    "BF16": ir.DataType.BFLOAT16,
+    "F16": onnx.TensorProto.FLOAT16,
+    "F32": onnx.TensorProto.FLOAT,
+    "F64": onnx.TensorProto.DOUBLE,
+    "BF16": onnx.TensorProto.BFLOAT16,
 }
 
 
-def external(references: Mapping[str, Reference]) -> dict[str, ir.TensorProtocol]:
+def external(references: Mapping[str, Reference]) -> dict[str, onnx.TensorProto]:
     """By path, as `emit` takes them. No file is opened."""
-    return {
-        path: ir.ExternalTensor(r.location, r.offset, r.length, _TYPES[r.word], shape=ir.Shape(r.shape), name=path)
-        for path, r in references.items()
-    }
+    return {path: _tensor(path, reference) for path, reference in references.items()}
+
+
+def _tensor(name: str, reference: Reference) -> onnx.TensorProto:
+    made = onnx.TensorProto(name=name, data_type=_TYPES[reference.word], dims=reference.shape)
+    made.data_location = onnx.TensorProto.EXTERNAL
+    for key in ("location", "offset", "length"):
+        made.external_data.add(key=key, value=str(getattr(reference, key)))
+    return made
 
 
 def locations(model: bytes) -> set[str]:

@@ -6,11 +6,13 @@ Built directly, never traced: no torch is needed and no weight is touched, so a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from blockc import target
 from blockc.ir import B, Dim, Dtype, Function, M, Node, P, S, T, Type, Value, parameters
@@ -27,20 +29,21 @@ _NAMES = {
     M: "cache_length",
 }
 Swap = Callable[[Any, OnnxBuilder, tuple[OnnxValue, ...], tuple[OnnxValue, ...]], Sequence[OnnxValue]]
-FLOATS: dict[target.Dtype, ir.DataType] = {
-    "fp32": ir.DataType.FLOAT,
-    "fp16": ir.DataType.FLOAT16,
-    "bf16": ir.DataType.BFLOAT16,
+# onnx's numbers of the types.
+FLOATS: dict[target.Dtype, int] = {
+    "fp32": TensorProto.FLOAT,
+    "fp16": TensorProto.FLOAT16,
+    "bf16": TensorProto.BFLOAT16,
 }
 
 
 def emit(
     function: Function,
     metadata: Mapping[str, str],
-    weights: Mapping[str, ir.TensorProtocol] | None = None,
+    weights: Mapping[str, TensorProto] | None = None,
     dtype: target.Dtype = "fp32",
     swaps: Mapping[type[Op], Swap] | None = None,
-) -> ir.Model:
+) -> onnx.ModelProto:
     """The model of an inlined function, in one float type.
 
     Without weights its parameters are graph inputs after the runtime ones; with them they are initialisers, in memory
@@ -48,29 +51,69 @@ def emit(
     it holds neither paths nor dates. `swaps` are lowerings of another dialect, in place of an op's own.
     """
     emitter = _Emitter(function, weights, FLOATS[dtype], swaps or {})
-    graph = ir.Graph(
-        emitter.inputs,
-        emitter.outputs(),
-        nodes=emitter.builder.nodes,
-        initializers=emitter.initialisers,
-        opset_imports={"": emitter.opset} | dict.fromkeys(emitter.builder.domains - {""}, 1),
-        name=function.name,
+    builder, outputs = emitter.builder, emitter.outputs()
+    graph = helper.make_graph(
+        [n.proto() for n in builder.nodes],
+        function.name,
+        [value.proto() for value in emitter.inputs],
+        [value.proto() for value in outputs],
+        initializer=emitter.initialisers,
+        value_info=[value.proto() for value in emitter.inner(outputs)],
     )
-    return ir.Model(graph, ir_version=_IR_VERSION, producer_name="blockc", metadata_props=dict(metadata))
+    opsets = {"": emitter.opset} | dict.fromkeys(sorted(builder.domains - {""}), 1)
+    model = helper.make_model(
+        graph,
+        producer_name="blockc",
+        ir_version=_IR_VERSION,
+        opset_imports=[helper.make_opsetid(domain, version) for domain, version in opsets.items()],
+    )
+    helper.set_model_props(model, dict(metadata))
+    return model
 
 
-def serialised(model: ir.Model) -> bytes:
-    return ir.to_proto(model).SerializeToString(deterministic=True)
+def serialised(model: onnx.ModelProto) -> bytes:
+    return model.SerializeToString(deterministic=True)
 
 
-def in_memory(weights: Mapping[str, Array], dtype: target.Dtype = "fp32") -> dict[str, ir.TensorProtocol]:
+def in_memory(weights: Mapping[str, Array], dtype: target.Dtype = "fp32") -> dict[str, TensorProto]:
     """Arrays as initialisers that are written into the model itself."""
-    as_numpy = FLOATS[dtype].numpy()
-    return {path: ir.tensor(np.ascontiguousarray(array.astype(as_numpy)), name=path) for path, array in weights.items()}
+    as_numpy = helper.tensor_dtype_to_np_dtype(FLOATS[dtype])
+    return {path: _tensor(array.astype(as_numpy), path) for path, array in weights.items()}
 
 
-def _shape(type_: Type) -> ir.Shape:
-    return ir.Shape([_extent(size) for size in type_.shape])
+def _tensor(array: Array, name: str) -> TensorProto:
+    return numpy_helper.from_array(np.asarray(array, order="C"), name)
+
+
+@dataclass(eq=False)
+class _Value:
+    """A value, which may be renamed until the graph is made. `type` is the number that onnx has for it; 0: not said."""
+
+    name: str
+    type: int = 0
+    shape: tuple[int | str, ...] = ()
+
+    def proto(self) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(self.name, self.type, self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class _Node:
+    op_type: str
+    inputs: Sequence[_Value | None]
+    outputs: Sequence[_Value]
+    name: str
+    domain: str
+    attributes: Mapping[str, Any]
+
+    def proto(self) -> onnx.NodeProto:
+        names = [value.name if value else "" for value in self.inputs]
+        outputs = [value.name for value in self.outputs]
+        return helper.make_node(self.op_type, names, outputs, self.name, domain=self.domain or None, **self.attributes)
+
+
+def _shape(type_: Type) -> tuple[int | str, ...]:
+    return tuple(_extent(size) for size in type_.shape)
 
 
 def _extent(size: Dim) -> int | str:
@@ -113,33 +156,36 @@ class _Emitter:
     def __init__(
         self,
         function: Function,
-        weights: Mapping[str, ir.TensorProtocol] | None,
-        real: ir.DataType,
+        weights: Mapping[str, TensorProto] | None,
+        real: int,
         swaps: Mapping[type[Op], Swap],
     ) -> None:
         self.swaps = swaps
         self.function = function
         self.builder = _Builder(real)
-        self.types: dict[Dtype, ir.DataType] = {
+        self.types: dict[Dtype, int] = {
             "float": real,
-            "int": ir.DataType.INT64,
-            "int32": ir.DataType.INT32,
-            "bool": ir.DataType.BOOL,
+            "int": TensorProto.INT64,
+            "int32": TensorProto.INT32,
+            "bool": TensorProto.BOOL,
         }
-        self.values: dict[Value, ir.Value] = {}
+        self.values: dict[Value, _Value] = {}
         self.inputs = [self._input(n) for n in function.inputs]
-        self.params: dict[str, ir.Value] = {}
-        self.owned: list[ir.Value] = []
+        self.params: dict[str, _Value] = {}
+        self.owned: list[TensorProto] = []
+        self.apart: dict[str, TensorProto] = {}  # stored as the graph has them, and outside of it
+        self.read: set[str] = set()
         for path, param in parameters(function).items():
-            stored = weights[path].dtype if weights is not None else real
-            value = ir.Value(name=path, type=ir.TensorType(stored), shape=ir.Shape(param.shape))
+            stored = weights[path].data_type if weights is not None else real
+            value = _Value(path, stored, param.shape)
             if weights is None:
                 self.inputs.append(value)
             else:
-                value.const_value = weights[path]
-                self.owned.append(value)
+                self.owned.append(weights[path])
+                if stored == real and weights[path].data_location == TensorProto.EXTERNAL:
+                    self.apart[path] = weights[path]
             self.builder.enter(path)
-            self.params[path] = value if stored == real else self.builder.op("Cast", value, to=int(real))
+            self.params[path] = value if stored == real else self.builder.op("Cast", value, to=real)
         for n in function.nodes:
             self._node(n)
 
@@ -149,26 +195,45 @@ class _Emitter:
         return max((_LATER.get(n.op_type, OPSET) for n in self.builder.nodes), default=OPSET)
 
     @property
-    def initialisers(self) -> list[ir.Value]:
+    def initialisers(self) -> list[TensorProto]:
         return [*self.owned, *self.builder.constants.values()]
 
-    def _input(self, n: Node) -> ir.Value:
+    def inner(self, outputs: Iterable[_Value]) -> Iterable[_Value]:
+        """Values whose types are said: those of the function, but for what goes in and comes out."""
+        ends = {id(value) for value in (*self.inputs, *outputs)}
+        return (value for n in self.builder.nodes for value in n.outputs if value.type and id(value) not in ends)
+
+    def _input(self, n: Node) -> _Value:
         type_ = n.types[0]
-        self.values[n[0]] = ir.Value(name=n.name, type=ir.TensorType(self.types[type_.dtype]), shape=_shape(type_))
+        self.values[n[0]] = _Value(n.name, self.types[type_.dtype], _shape(type_))
         return self.values[n[0]]
 
     def _node(self, n: Node) -> None:
         self.builder.enter(n.name)
         args = tuple(self.values[value] for value in n.inputs)
-        params = tuple(self.params[param.name] for param in n.params)
+        params = tuple(self._param(n, param.name) for param in n.params)
         swap = self.swaps.get(type(n.op))
         results = swap(n.op, self.builder, args, params) if swap else n.op.onnx(self.builder, args, params)
         for i, (result, type_) in enumerate(zip(results, n.types, strict=True)):
-            result.name = n[i].name
-            result.type, result.shape = ir.TensorType(self.types[type_.dtype]), _shape(type_)
+            result.name, result.type, result.shape = n[i].name, self.types[type_.dtype], _shape(type_)
             self.values[n[i]] = result
 
-    def outputs(self) -> list[ir.Value]:
+    def _param(self, n: Node, path: str) -> _Value:
+        """A tied parameter that lies outside of the graph is an initialiser for each node that reads it.
+
+        They are the same bytes. A runtime rearranges a matrix for its products only where nothing else reads it.
+        """
+        if path not in self.read or path not in self.apart:
+            self.read.add(path)
+            return self.params[path]
+        again = TensorProto()
+        again.CopyFrom(self.apart[path])
+        again.name = f"{n.name}.{path.rpartition('.')[2]}"
+        self.owned.append(again)
+        return _Value(again.name, again.data_type, tuple(again.dims))
+
+    def outputs(self) -> list[_Value]:
+        """What comes out, named as such from here on."""
         for name, value in self.function.outputs:
             self.values[value].name = name
         return [self.values[value] for _, value in self.function.outputs]
@@ -177,45 +242,40 @@ class _Emitter:
 class _Builder:
     """What an op's ONNX rule receives. Nodes are named after the path of the node that is being lowered."""
 
-    def __init__(self, float_type: ir.DataType) -> None:
+    def __init__(self, float_type: int) -> None:
         self.float = float_type
-        self.nodes: list[ir.Node] = []
+        self.nodes: list[_Node] = []
         self.domains: set[str] = set()
-        self.constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self.constants: dict[tuple[str, tuple[int, ...], bytes], TensorProto] = {}
         self.path = ""
         self.counts: dict[str, int] = {}
 
     def enter(self, path: str) -> None:
         self.path, self.counts = path, {}
 
-    def op(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+    def op(self, op_type: str, *inputs: _Value | None, **attributes: Any) -> _Value:
         return self.ops(op_type, 1, *inputs, **attributes)[0]
 
     def ops(
-        self, op_type: str, outputs: int, *inputs: ir.Value | None, domain: str = "", **attributes: Any
-    ) -> Sequence[ir.Value]:
+        self, op_type: str, outputs: int, *inputs: _Value | None, domain: str = "", **attributes: Any
+    ) -> Sequence[_Value]:
         count = self.counts[op_type] = self.counts.get(op_type, 0) + 1
         name = f"/{self.path.replace('.', '/')}/{op_type}" + (f"_{count}" if count > 1 else "")
-        made = ir.node(op_type, list(inputs), attributes or None, domain=domain, num_outputs=outputs, name=name)
-        for i, output in enumerate(made.outputs):
-            output.name = f"{name}_output" + (f"_{i}" if i else "")
-        self.nodes.append(made)
+        made = [_Value(f"{name}_output" + (f"_{i}" if i else "")) for i in range(outputs)]
+        self.nodes.append(_Node(op_type, inputs, made, name, domain, attributes))
         self.domains.add(domain)
-        return made.outputs
+        return made
 
-    def constant(self, value: Array | Sequence[int]) -> ir.Value:
+    def constant(self, value: Array | Sequence[int]) -> _Value:
         """One initialiser for each distinct constant."""
         array = np.asarray(value)
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self.constants:
-            name = f"constant_{len(self.constants)}"
-            made = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-            made.type, made.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
-            self.constants[key] = made
-        return self.constants[key]
+            self.constants[key] = _tensor(array, f"constant_{len(self.constants)}")
+        return _Value(self.constants[key].name)
 
-    def real(self, value: Array | float) -> ir.Value:
-        return self.constant(np.asarray(value, self.float.numpy()))
+    def real(self, value: Array | float) -> _Value:
+        return self.constant(np.asarray(value, helper.tensor_dtype_to_np_dtype(self.float)))
 
-    def narrowed(self, value: ir.Value) -> ir.Value:
-        return value if self.float == ir.DataType.FLOAT else self.op("Cast", value, to=int(self.float))
+    def narrowed(self, value: _Value) -> _Value:
+        return value if self.float == TensorProto.FLOAT else self.op("Cast", value, to=self.float)

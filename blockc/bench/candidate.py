@@ -1,0 +1,97 @@
+"""The worker over onnxruntime: python -m blockc.bench.candidate DIR [--provider cuda] [--shared]"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from blockc.bench.opening import opened, weights_of
+from blockc.bench.protocol import WorkerError, drawn, memory, serve
+from blockc.runtime import ProviderError, Session, SessionError
+from blockc.target import Provider
+
+
+class Candidate:
+    """One model, opened at `load`. Every request begins with an empty cache."""
+
+    def __init__(self, folder: Path, provider: Provider, shared: bool) -> None:
+        self.folder, self.shared = folder, shared
+        self.provider: Provider = provider
+        self.loaded: Session | None = None
+
+    @property
+    def session(self) -> Session:
+        if self.loaded is None:
+            raise WorkerError("nothing is loaded")
+        return self.loaded
+
+    def load(self, threads: int) -> dict[str, Any]:
+        """Importing libraries is not counted. Memory is that after one step of one token on another."""
+        import onnx
+        import onnxruntime
+
+        start = time.perf_counter()
+        self.loaded = opened(self.folder, self.provider, threads, self.shared)
+        seconds = time.perf_counter() - start
+        self._steps(1, 1)
+        return {
+            "seconds": seconds,
+            "memory": memory(),
+            "weights": weights_of(self.folder),
+            "versions": {"onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__},
+            "context": self.loaded.context,
+        }
+
+    def prefill(self, tokens: int, repeat: int) -> dict[str, Any]:
+        return {"ms": [self._prefill(tokens, 0) for _ in range(repeat + 1)][1:]}
+
+    def decode(self, context: int, steps: int) -> dict[str, Any]:
+        return {"ms": self._steps(context, steps + 1)[1:]}
+
+    def _prefill(self, count: int, room: int) -> float:
+        ids = drawn(count, self.session.model.vocab)
+        self.session.reset()
+        return _taken(partial(self.session.prefill, [ids], room))
+
+    def _steps(self, context: int, steps: int) -> list[float]:
+        self._prefill(context, steps)
+        ids = drawn(steps, self.session.model.vocab)
+        return [_taken(partial(self.session.decode, [token])) for token in ids]
+
+
+def _taken(call: Callable[[], object]) -> float:
+    """Milliseconds."""
+    start = time.perf_counter()
+    call()
+    return 1000 * (time.perf_counter() - start)
+
+
+def handled(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """What a session refuses, as the protocol says it."""
+
+    def answer(**request: Any) -> dict[str, Any]:
+        try:
+            return method(**request)
+        except SessionError as error:
+            raise WorkerError(str(error), isinstance(error, ProviderError)) from None
+
+    return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--shared", action="store_true")
+    said = parser.parse_args()
+    candidate = Candidate(said.folder, said.provider, said.shared)
+    methods = {"load": candidate.load, "prefill": candidate.prefill, "decode": candidate.decode}
+    serve({name: handled(method) for name, method in methods.items()} | {"memory": lambda: memory() or {}})
+
+
+if __name__ == "__main__":
+    main()

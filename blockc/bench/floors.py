@@ -1,0 +1,75 @@
+"""What no step of a model can be faster than on a machine, from its graph and two figures of the machine.
+
+decode at context N     (bytes of the weights that a step reads + bytes of keys and values at N) / bandwidth
+prefill of N            the larger of the same at N, and FLOPs / the rate of the machine's best matrix product
+
+Logits are those of the last token: what serves no other is counted once. Rows of tables are looked up and not counted;
+the matrix of a tied head is read, like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from blockc.compile import Compiled
+from blockc.ir import Function, Node
+from blockc.ops import Embed, Linear
+from blockc.report import DTYPES, report
+from blockc.report.graph import Scores, flops, holds_scores, mask_of
+from blockc.target import Dtype, Target
+
+Shape = tuple[int, int]
+_MOST = 4  # distinct matrices whose products are timed
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a model does for one row: bytes that a step reads, FLOPs of a prompt."""
+
+    model: Compiled
+    dtype: Dtype
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the parameters that a step reads whole."""
+        read = {param for n in self._served.nodes if not isinstance(n.op, Embed) for param in n.params}
+        return sum(param.size for param in read) * DTYPES[self.dtype]
+
+    def cache(self, context: int) -> int:
+        """Bytes of keys and values that a step reads after `context` tokens: no more than a window sees."""
+        model = self.model
+        figures = report(model.spec, model.decoder, model.function, context=context, dtype=self.dtype)
+        return figures.kv_cache.bytes.ring_buffer
+
+    def flops(self, tokens: int) -> int:
+        return sum(_flops(n, tokens) for n in self._served.nodes)
+
+    def decode(self, context: int, bytes_s: float) -> float:
+        """Milliseconds."""
+        return 1000 * (self.weights + self.cache(context)) / bytes_s
+
+    def prefill(self, tokens: int, bytes_s: float, flops_s: float) -> float:
+        """Milliseconds."""
+        return max(self.decode(tokens, bytes_s), 1000 * self.flops(tokens) / flops_s)
+
+    def products(self) -> list[Shape]:
+        """(K, M) of the largest matrices that all tokens of a prompt are multiplied with."""
+        whole = [n.op for n in self._served.nodes if isinstance(n.op, Linear) and n.types[0].shape[1].value is None]
+        shapes = {(op.inputs, op.outputs) for op in whole}
+        return sorted(shapes, key=lambda shape: (-shape[0] * shape[1], shape))[:_MOST]
+
+    @cached_property
+    def _served(self) -> Function:
+        """With a cache, and logits of the last token alone."""
+        return self.model.flat(Target(logits="last"))
+
+
+def _flops(n: Node, tokens: int) -> int:
+    """Of a causal attention what lies behind the mask is not counted."""
+    sizes = {"B": 1, "S": tokens, "P": 0}
+    if not holds_scores(n):
+        return flops(n, sizes)
+    seen = Scores("", flops(n, {"B": 1, "S": 1, "P": 0}), *mask_of(n))
+    queries = n.types[0].shape[2].at(sizes)
+    return seen.pair_flops * (seen.pairs(tokens) if queries == tokens else seen.keys(tokens))

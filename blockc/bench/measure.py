@@ -1,0 +1,212 @@
+"""What is measured of whom, in which order, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from blockc.bench.floors import Work
+from blockc.bench.opening import MANIFEST, disk_of, is_build, is_shared
+from blockc.bench.protocol import WorkerError
+from blockc.bench.turns import Worker, by_turns, cores, python, started
+from blockc.compile import compiled
+from blockc.runtime import SessionError
+from blockc.spec import load
+from blockc.target import Provider, target_of
+
+STEPS = 32  # of a decode in a turn
+_READS, _PRODUCTS = 5, 5
+Said = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A prompt of so many tokens, or steps after so many."""
+
+    do: Literal["prefill", "decode"]
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.do} {'at ' if self.do == 'decode' else ''}{self.tokens}"
+
+    @property
+    def request(self) -> dict[str, int]:
+        if self.do == "prefill":
+            return {"tokens": self.tokens, "repeat": 1}
+        return {"context": self.tokens, "steps": STEPS}
+
+    def rate(self, ms: float) -> float:
+        """Tokens a second."""
+        return 1000 * (self.tokens if self.do == "prefill" else 1) / ms
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A folder in the comparison; another's graph may be in it twice. `work`: of a build, what its floor is made of."""
+
+    name: str
+    folder: Path
+    shared: bool = False
+    work: Work | None = None
+
+    def command(self, provider: Provider) -> list[str]:
+        shared = ["--shared"] if self.shared else []
+        return python("blockc.bench.candidate", str(self.folder), "--provider", provider, *shared)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What the machine did beside one measure: the most of the readings before and after."""
+
+    bytes_s: float
+    flops_s: float | None = None
+    by: str | None = None
+
+
+@dataclass
+class Candidate:
+    """What was measured of one. `floor` in milliseconds, where it is known."""
+
+    entry: Entry
+    disk: int
+    load: dict[str, Any]
+    ms: dict[Measure, list[float]] = field(default_factory=dict[Measure, list[float]])
+    floor: dict[Measure, float] = field(default_factory=dict[Measure, float])
+
+    def percentile(self, measure: Measure, p: float) -> float:
+        """Between the two nearest times in order, linearly."""
+        return float(np.percentile(self.ms[measure], p))
+
+    def median(self, measure: Measure) -> float:
+        return self.percentile(measure, 50)
+
+
+@dataclass
+class Bench:
+    """All candidates, the first of which is what the command was given; `machine` is None where it has no floor."""
+
+    provider: Provider
+    pinned: list[int]
+    threads: int
+    turns: int
+    measures: tuple[Measure, ...]
+    candidates: list[Candidate]
+    machine: dict[str, Any] | None = None
+    speeds: dict[Measure, Speed] = field(default_factory=dict[Measure, Speed])
+
+    @property
+    def other(self) -> Candidate | None:
+        """Whom the others are a ratio to: the first of those compared with."""
+        return self.candidates[1] if len(self.candidates) > 1 else None
+
+
+def entries(folder: Path, against: Sequence[Path]) -> list[Entry]:
+    """The candidates of all folders, each under a name of its own. Raises SessionError."""
+    folders = [folder, *against]
+    plain = [Path(os.path.abspath(path)).name for path in folders]
+    names = plain if len(set(plain)) == len(plain) else [str(path) for path in folders]
+    if len(set(names)) < len(names):
+        raise SessionError(f"{max(names, key=names.count)}: is given twice")
+    found: list[Entry] = []
+    for name, path in zip(names, folders, strict=True):
+        if is_build(path):
+            found.append(Entry(name, path, work=_work(path)))
+        else:
+            found.append(Entry(name, path))
+            found += [Entry(f"{name}, shared cache", path, shared=True)] if is_shared(path) else []
+    return found
+
+
+def _work(folder: Path) -> Work:
+    try:
+        target = target_of(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["target"])
+    except (ValueError, KeyError, TypeError):
+        raise SessionError(f"{folder / MANIFEST}: not a manifest: build the folder again") from None
+    spec = folder / "spec.resolved.yaml"
+    if not spec.is_file():
+        raise SessionError(f"{folder}: no {spec.name}, so no whole build")
+    return Work(compiled(load(spec)), target.dtype)
+
+
+def measured(
+    found: Sequence[Entry],
+    measures: Sequence[Measure],
+    *,
+    provider: Provider = "cpu",
+    threads: int | None = None,
+    turns: int = 5,
+    said: Said = lambda _: None,
+) -> Bench:
+    """Opens all candidates at once, and measures them by turns. Raises SessionError and WorkerError."""
+    pinned = cores(threads)
+    if pinned and threads is not None and len(pinned) < threads:
+        raise SessionError(f"{threads} threads, and this process may use {len(pinned)} cores: one thread is on each")
+    threads = threads or len(pinned) or os.cpu_count() or 1
+    with started({entry.name: entry.command(provider) for entry in found}, pinned) as workers:
+        candidates = [_loaded(entry, workers[entry.name], threads, measures, said) for entry in found]
+        bench = Bench(provider, pinned, threads, turns, tuple(measures), candidates)
+        machine = {} if provider == "cuda" else {"the machine": python("blockc.bench.machine")}
+        with started(machine, pinned) as gauges:
+            _measure(bench, workers, next(iter(gauges.values()), None), said)
+    _lay_floors(bench)
+    return bench
+
+
+def _measure(bench: Bench, workers: Mapping[str, Worker], gauge: Worker | None, said: Said) -> None:
+    """`gauge` is the machine's, asked before and after each measure."""
+    found = [candidate.entry for candidate in bench.candidates]
+    bench.machine = gauge and gauge.ask("load", threads=bench.threads)
+    for measure in bench.measures:
+        said(f"{measure}, {bench.turns} turn{'' if bench.turns == 1 else 's'}")
+        before = gauge and _speed(gauge, measure, found)
+        taken = by_turns(workers, bench.turns, measure.do, **measure.request)
+        after = gauge and _speed(gauge, measure, found)
+        for candidate in bench.candidates:
+            candidate.ms[measure] = taken[candidate.entry.name]
+        if before and after:
+            bench.speeds[measure] = faster(before, after)
+
+
+def _loaded(entry: Entry, worker: Worker, threads: int, measures: Sequence[Measure], said: Said) -> Candidate:
+    answer = worker.ask("load", threads=threads)
+    said(f"{entry.name}: opened in {answer['seconds']:.2f} s")
+    longest = max((m.tokens + (STEPS + 1) * (m.do == "decode") for m in measures), default=0)
+    if longest > answer.get("context", longest):
+        raise WorkerError(f"{entry.name}: {longest} tokens are wanted, and its context is {answer['context']}")
+    return Candidate(entry, disk_of(entry.folder), answer)
+
+
+def _speed(gauge: Worker, measure: Measure, found: Sequence[Entry]) -> Speed:
+    bytes_s = max(gauge.ask("read", repeat=_READS)["bytes_s"])
+    shapes = {shape: None for entry in found if entry.work for shape in entry.work.products()}
+    if measure.do == "decode" or not shapes:
+        return Speed(bytes_s)
+    best = gauge.ask("product", rows=measure.tokens, shapes=list(shapes), repeat=_PRODUCTS)
+    return Speed(bytes_s, best["flops_s"], best["by"])
+
+
+def faster(one: Speed, two: Speed) -> Speed:
+    product = max(one, two, key=lambda speed: speed.flops_s or 0)
+    return Speed(max(one.bytes_s, two.bytes_s), product.flops_s, product.by)
+
+
+def _lay_floors(bench: Bench) -> None:
+    """Each build's own; another's folder, of which no spec is known, has that of the first."""
+    for candidate in bench.candidates:
+        work = candidate.entry.work or bench.candidates[0].entry.work
+        for measure, speed in bench.speeds.items():
+            if work is not None:
+                candidate.floor[measure] = floor(work, measure, speed)
+
+
+def floor(work: Work, measure: Measure, speed: Speed) -> float:
+    """Milliseconds."""
+    if measure.do == "decode" or speed.flops_s is None:
+        return work.decode(measure.tokens, speed.bytes_s)
+    return work.prefill(measure.tokens, speed.bytes_s, speed.flops_s)

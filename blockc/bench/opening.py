@@ -1,0 +1,183 @@
+"""A folder as a session: a build, or another's model.onnx whose inputs and outputs have the usual names.
+
+input_ids, attention_mask, position_ids   (B, S), (B, T), (B, S), int64; the last two where the graph has them
+past_key_values.<i>.key, .value           (B, heads, P, head_dim)
+logits                                    (B, S, V), or (B, 1, V): of the last token alone
+present.<i>.key, .value                   (B, heads, T, head_dim)
+
+Another's model is fed by the same code as a build's: what is compared is the graph.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from blockc.runtime import ProviderError, Session, SessionError
+from blockc.runtime.cache import Held
+from blockc.runtime.opening import PROVIDERS, Opened, Past
+from blockc.target import Provider
+
+MODEL, MANIFEST = "model.onnx", "manifest.json"
+_INPUTS = ("input_ids", "attention_mask", "position_ids")
+_FLOATS = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
+_INT64 = 7
+_UNKNOWN = 1 << 31  # tokens: no context that anything says
+_IN_PLACE = "GroupQueryAttention"
+
+
+class Foreign(Session):
+    """Another's model, run as a build's is."""
+
+    def __init__(self, model: Opened) -> None:
+        self.model = model
+        self.inputs = {name: Held(_INT64) for name in sorted(model.inputs)}
+        self.logits = Held(model.element)
+        self.reset()
+
+
+def opened(folder: Path, provider: Provider, threads: int, shared: bool) -> Session:
+    """`shared`: of another's model, one buffer is past and present. Raises SessionError."""
+    if is_build(folder):
+        return Session(folder, provider, threads)
+    return Foreign(_foreign(folder, provider, threads, shared))
+
+
+def is_build(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
+def is_shared(folder: Path) -> bool:
+    """All that reads the cache of another's model is a kernel that may append in place. Raises SessionError."""
+    readers = {node.op_type for node in _graph(folder).node for name in node.input if _is_past(name)}
+    return readers == {_IN_PLACE}
+
+
+def weights_of(folder: Path) -> int:
+    """Bytes of the initialisers of model.onnx; what two of them share is counted once. Raises SessionError."""
+    return sum(dict(map(_held, _graph(folder).initializer)).values())
+
+
+def disk_of(folder: Path) -> int:
+    """Bytes of model.onnx and of the files that it points into. Raises SessionError."""
+    entries = (entry for tensor in _graph(folder).initializer for entry in tensor.external_data)
+    names = {entry.value for entry in entries if entry.key == "location"}
+    return sum((folder / name).stat().st_size for name in (MODEL, *sorted(names)))
+
+
+def _held(tensor: Any) -> tuple[object, int]:
+    """Where a tensor lies, and its bytes."""
+    import onnx
+
+    said = {entry.key: entry.value for entry in tensor.external_data}
+    size = math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    if "location" in said:
+        return (said["location"], said.get("offset", "0")), int(said.get("length", size))
+    return tensor.name, len(tensor.raw_data) or size
+
+
+def _graph(folder: Path) -> Any:
+    import onnx
+
+    path = folder / MODEL
+    if not path.is_file():
+        raise SessionError(f"{folder}: no {MANIFEST}, so no finished build, and no {MODEL} of another's either")
+    try:
+        return onnx.load(path, load_external_data=False).graph
+    except Exception as error:  # protobuf's errors have no common base
+        raise SessionError(f"{path}: not an ONNX model: {error}") from None
+
+
+def _foreign(folder: Path, provider: Provider, threads: int, shared: bool) -> Opened:
+    if shared and not is_shared(folder):
+        raise SessionError(f"{folder}: its cache is not read by {_IN_PLACE} alone, so no buffer is past and present")
+    session = _session(folder, provider, threads)
+    names = [value.name for value in session.get_inputs()]
+    outputs = {value.name: value for value in session.get_outputs()}
+    _refuse_names(folder, names, outputs)
+    pasts = tuple(_past(folder, value, shared) for value in session.get_inputs() if _is_past(value.name))
+    kinds = {value.type for value in session.get_inputs() if _is_past(value.name)} | {outputs["logits"].type}
+    if len(kinds) != 1 or not kinds <= _FLOATS.keys():
+        raise SessionError(f"{folder}: cache and logits are {', '.join(sorted(kinds))}: one float type is taken")
+    shape = outputs["logits"].shape
+    if len(shape) != 3 or not isinstance(shape[2], int):
+        raise SessionError(f"{folder}: logits are {shape}, and the vocabulary is wanted as the third number")
+    return Opened(
+        name=folder.name,
+        context=_genai(folder, "context_length") or _UNKNOWN,
+        vocab=shape[2],
+        provider=provider,
+        feeding="joined",
+        one_row=True,
+        last=shape[1] == 1,
+        inputs=frozenset(names) & frozenset(_INPUTS),
+        element=_FLOATS[kinds.pop()],
+        pasts=pasts,
+        session=session,
+    )
+
+
+def _refuse_names(folder: Path, names: Sequence[str], outputs: dict[str, Any]) -> None:
+    pasts = [name for name in names if _is_past(name)]
+    if not pasts:
+        raise SessionError(
+            f"{folder}: the model has no cache: no input is called past_key_values.<i>.key, and a decoder's is wanted"
+        )
+    if unknown := [name for name in names if name not in _INPUTS and name not in pasts]:
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        raise SessionError(
+            f"{folder / MODEL}: unknown inputs {', '.join(unknown[:3])}{more}: "
+            f"{', '.join(_INPUTS)} and past_key_values.<i>.key and .value are fed"
+        )
+    if absent := [name for name in ("logits", *map(_present, pasts)) if name not in outputs]:
+        raise SessionError(f"{folder / MODEL}: no output is called {absent[0]}")
+
+
+def _past(folder: Path, value: Any, shared: bool) -> Past:
+    heads, head_dim = value.shape[1], value.shape[3]
+    if not isinstance(head_dim, int):  # genai's builder has a word in its place
+        head_dim = _genai(folder, "decoder", "head_size")
+    if not (isinstance(heads, int) and isinstance(head_dim, int)):
+        raise SessionError(f"{folder / MODEL}: {value.name} is {value.shape}: heads and head_dim are wanted as numbers")
+    return Past(value.name, _present(value.name), heads, head_dim, shared)
+
+
+def _is_past(name: str) -> bool:
+    return name.startswith("past_key_values.")
+
+
+def _present(past: str) -> str:
+    return past.replace("past_key_values", "present", 1)
+
+
+def _genai(folder: Path, *keys: str) -> int | None:
+    """What genai_config.json says of the model, if it is there."""
+    try:
+        found = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
+        for key in keys:
+            found = found[key]
+        return int(found)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _session(folder: Path, provider: Provider, threads: int) -> Any:
+    import onnxruntime
+
+    if provider == "cuda" and PROVIDERS["cuda"] in onnxruntime.get_available_providers():
+        onnxruntime.preload_dlls()
+    options: Any = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    wanted = {"cuda": [(PROVIDERS["cuda"], {"use_tf32": "0"})], "cpu": []}[provider]
+    try:
+        session: Any = onnxruntime.InferenceSession(folder / MODEL, options, providers=[*wanted, PROVIDERS["cpu"]])
+    except Exception as error:  # onnxruntime's errors have no common base
+        said = str(error).splitlines()[0][:300]
+        raise SessionError(f"{folder / MODEL}: onnxruntime does not open it: {said}") from None
+    if session.get_providers()[0] != PROVIDERS[provider]:
+        raise ProviderError("cuda was asked for, and onnxruntime would run on the CPU: see blockc doctor")
+    return session

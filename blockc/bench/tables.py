@@ -1,0 +1,151 @@
+"""A comparison as text for a terminal, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from blockc.bench.measure import Bench, Candidate, Measure
+
+VERSION = 1
+_PERCENTILES = (50, 90, 99)
+
+
+def text(bench: Bench) -> str:
+    parts = [_head(bench), _speed(bench), _sizes(bench)]
+    if any(measure.do == "decode" for measure in bench.measures):
+        parts.append(_latencies(bench))
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def _head(bench: Bench) -> list[str]:
+    pinned = f", pinned to {_count(len(bench.pinned), 'core')}" if bench.pinned else ", not pinned"
+    lines = [f"{bench.provider}, {_count(bench.threads, 'thread')}{pinned}; {_count(bench.turns, 'turn')}, medians"]
+    if bench.machine is not None:
+        reads = [speed.bytes_s / 1e9 for speed in bench.speeds.values()]
+        lines.append(f"the machine reads {_span(reads)} GB/s by {bench.machine['how']}")
+        products = [(speed.flops_s / 1e9, speed.by) for speed in bench.speeds.values() if speed.flops_s]
+        if products:
+            by = " and ".join(sorted({str(by) for _, by in products}))
+            lines[-1] += f" and multiplies {_span([flops for flops, _ in products])} GFLOP/s in fp32 by {by}"
+    return lines
+
+
+def _span(numbers: Sequence[float]) -> str:
+    low, high = f"{min(numbers):.0f}", f"{max(numbers):.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _speed(bench: Bench) -> list[str]:
+    rows = [["", "", *map(str, bench.measures)]]
+    for candidate in bench.candidates:
+        ms = [candidate.median(measure) for measure in bench.measures]
+        rates = [measure.rate(taken) for measure, taken in zip(bench.measures, ms, strict=True)]
+        rows.append([candidate.entry.name, "ms", *(f"{taken:.4g}" for taken in ms)])
+        rows.append(["", "tokens/s", *(f"{rate:.4g}" for rate in rates)])
+        if candidate.floor:
+            rows.append(["", "x floor", *(f"{of_floor(candidate, measure):.2f}" for measure in bench.measures)])
+        if bench.other is not None:
+            ratios = (of_other(bench, candidate, measure) for measure in bench.measures)
+            rows.append(["", f"x {bench.other.entry.name}", *(f"{ratio:.2f}" for ratio in ratios)])
+    return aligned(rows, 2)
+
+
+def _sizes(bench: Bench) -> list[str]:
+    rows = [["", "load s", "weights", "private", "resident", "peak", "on disk"]]
+    for candidate in bench.candidates:
+        load, memory = candidate.load, candidate.load["memory"] or {}
+        kept = (load["weights"], memory.get("private"), memory.get("rss"), memory.get("peak"), candidate.disk)
+        rows.append([candidate.entry.name, f"{load['seconds']:.2f}", *map(_megabytes, kept)])
+    return aligned(rows, 1)
+
+
+def _latencies(bench: Bench) -> list[str]:
+    """Of single steps."""
+    decodes = [measure for measure in bench.measures if measure.do == "decode"]
+    rows = [["", "ms of a step", *(f"p{p}" for p in _PERCENTILES)]]
+    for candidate in bench.candidates:
+        for measure in decodes:
+            name = candidate.entry.name if measure is decodes[0] else ""
+            rows.append([name, str(measure), *(f"{candidate.percentile(measure, p):.4g}" for p in _PERCENTILES)])
+    return aligned(rows, 2)
+
+
+def of_floor(candidate: Candidate, measure: Measure) -> float:
+    return candidate.median(measure) / candidate.floor[measure]
+
+
+def of_other(bench: Bench, candidate: Candidate, measure: Measure) -> float:
+    assert bench.other is not None
+    return candidate.median(measure) / bench.other.median(measure)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Columns two spaces apart; the first `left` of them begin together, the others end together."""
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.ljust] * left + [str.rjust] * (len(wide) - left)
+    return ["  ".join(side(cell, w) for side, cell, w in zip(sides, row, wide, strict=True)).rstrip() for row in rows]
+
+
+def _megabytes(size: int | None) -> str:
+    return "-" if size is None else f"{size / 1e6:.0f} MB"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def data(bench: Bench) -> dict[str, Any]:
+    """Milliseconds, bytes, and rates a second."""
+    return {
+        "bench": VERSION,
+        "provider": bench.provider,
+        "threads": bench.threads,
+        "cores": bench.pinned,
+        "turns": bench.turns,
+        "against": bench.other and bench.other.entry.name,
+        "machine": bench.machine
+        and {
+            "read_by": bench.machine["how"],
+            "buffer": bench.machine["buffer"],
+            "speeds": {
+                str(measure): {"bytes_s": speed.bytes_s, "flops_s": speed.flops_s, "product_by": speed.by}
+                for measure, speed in bench.speeds.items()
+            },
+        },
+        "candidates": [_candidate(bench, candidate) for candidate in bench.candidates],
+    }
+
+
+def _candidate(bench: Bench, candidate: Candidate) -> dict[str, Any]:
+    load = candidate.load
+    return {
+        "name": candidate.entry.name,
+        "folder": str(candidate.entry.folder),
+        "shared_cache": candidate.entry.shared,
+        "versions": load["versions"],
+        "load_seconds": load["seconds"],
+        "memory": load["memory"],
+        "weights": load["weights"],
+        "on_disk": candidate.disk,
+        "measures": {str(measure): _measure(bench, candidate, measure) for measure in bench.measures},
+    }
+
+
+def _measure(bench: Bench, candidate: Candidate, measure: Measure) -> dict[str, Any]:
+    known = measure in candidate.floor
+    return {
+        "do": measure.do,
+        "tokens": measure.tokens,
+        "count": len(candidate.ms[measure]),
+        **{f"p{p}_ms": candidate.percentile(measure, p) for p in _PERCENTILES},
+        "tokens_s": measure.rate(candidate.median(measure)),
+        "floor_ms": candidate.floor[measure] if known else None,
+        "of_floor": of_floor(candidate, measure) if known else None,
+        "of_against": None if bench.other is None else of_other(bench, candidate, measure),
+    }
+
+
+def as_json(bench: Bench) -> str:
+    return json.dumps(data(bench), indent=2)

@@ -1,0 +1,103 @@
+"""The parent: starts workers on the same cores, and asks them the same by turns, A B A B."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from blockc.bench.protocol import WorkerError
+
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+def cores(most: int | None = None) -> list[int]:
+    """Of those that this process may use, one logical one of each core; empty where the system pins nothing."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    found: dict[str, int] = {}
+    for core in sorted(os.sched_getaffinity(0)):
+        path = Path(_SIBLINGS.format(core))
+        found.setdefault(path.read_text() if path.is_file() else str(core), core)
+    return list(found.values())[:most]
+
+
+class Worker:
+    """A process that answers requests, one after another. Raises WorkerError, with the worker's name."""
+
+    def __init__(self, name: str, command: Sequence[str], pinned: Sequence[int]) -> None:
+        self.name = name
+        self.said = tempfile.TemporaryFile()  # noqa: SIM115 closed with the worker
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.said,
+                text=True,
+                preexec_fn=(lambda: os.sched_setaffinity(0, pinned)) if pinned else None,
+            )
+        except OSError as error:
+            raise WorkerError(f"{name}: {command[0]}: {error.strerror or error}", environment=True) from None
+
+    def ask(self, do: str, **request: Any) -> dict[str, Any]:
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None and stdout is not None
+        try:
+            print(json.dumps({"do": do, **request}), file=stdin, flush=True)
+            line = stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise WorkerError(f"{self.name}: its process {self._last_words()}", environment=True)
+        try:
+            answer: dict[str, Any] = dict(json.loads(line))
+        except (ValueError, TypeError):
+            raise WorkerError(f"{self.name}: answered {line[:80]!r}, which is no JSON object") from None
+        if "error" in answer:
+            raise WorkerError(f"{self.name}: {answer['error']}", bool(answer.get("environment")))
+        return answer
+
+    def _last_words(self) -> str:
+        code = self.process.wait()
+        if code < 0:
+            return f"was ended by signal {-code}, as where memory does not suffice"
+        self.said.seek(0)
+        lines = self.said.read().decode("utf-8", "replace").strip().splitlines()
+        return f"ended with exit code {code}{': ' + lines[-1][:300] if lines else ''}"
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.said.close()
+
+
+@contextmanager
+def started(commands: Mapping[str, Sequence[str]], pinned: Sequence[int]) -> Generator[dict[str, Worker]]:
+    """Workers by name, ended whatever happens."""
+    with ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+        for name, command in commands.items():
+            workers[name] = Worker(name, command, pinned)
+            stack.callback(workers[name].close)
+        yield workers
+
+
+def by_turns(workers: Mapping[str, Worker], turns: int, do: str, **request: Any) -> dict[str, list[float]]:
+    """Milliseconds by worker: in each turn everyone answers once, in the same order."""
+    taken: dict[str, list[float]] = {name: [] for name in workers}
+    for _ in range(turns):
+        for name, worker in workers.items():
+            taken[name] += worker.ask(do, **request)["ms"]
+    return taken
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """The command line of a worker that comes with blockc."""
+    return [sys.executable, "-m", module, *arguments]

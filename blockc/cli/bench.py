@@ -1,0 +1,124 @@
+"""blockc bench: how fast builds are, and how near to what the machine allows."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blockc.cli.common import ENVIRONMENT, USAGE, WRONG, app, plain, stop, there
+from blockc.cli.files import write_whole
+
+if TYPE_CHECKING:
+    from blockc.bench.measure import Bench, Measure
+
+
+class Ep(StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Format(StrEnum):
+    text = "text"
+    json = "json"
+
+
+PICTURES = (".svg", ".png")
+NONE: list[Path] = []
+
+
+@app.command()
+def bench(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A build with weights.", show_default=False)],
+    against: Annotated[
+        list[Path],
+        typer.Option(metavar="DIR", help="Another build, or another's folder with model.onnx; may be given again."),
+    ] = NONE,
+    prefill: Annotated[str, typer.Option(metavar="N,...", help="Tokens of a prompt; empty for none.")] = "128,512",
+    decode: Annotated[str, typer.Option(metavar="N,...", help="Tokens before the steps; empty for none.")] = "128,1024",
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="One on each core; all cores by default.")
+    ] = None,
+    turns: Annotated[int, typer.Option(min=1, metavar="N", help="How often each candidate has its turn.")] = 5,
+    ep: Annotated[Ep, typer.Option(help="The provider of onnxruntime to run on.")] = Ep.cpu,
+    format_: Annotated[Format, typer.Option("--format", help="For people or programs.")] = Format.text,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write to a file, whole or not at all.", dir_okay=False),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw it too, as .svg or .png.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Measure prefill and decode of builds by turns, each in a process of its own, beside the machine's floor."""
+    from blockc.bench.measure import Measure
+
+    measures = [
+        *(Measure("prefill", n) for n in _numbers("--prefill", prefill)),
+        *(Measure("decode", n) for n in _numbers("--decode", decode)),
+    ]
+    if not measures:
+        stop(USAGE, "nothing to measure: give --prefill or --decode")
+    _refuse_files(output, plot)
+    folders = [there(path) for path in (folder, *against)]
+    made = _measured(folders, measures, ep, threads, turns)
+    from blockc.bench import tables
+
+    said = (tables.text if format_ is Format.text else tables.as_json)(made) + "\n"
+    if output is None:
+        sys.stdout.write(said)
+    else:
+        write_whole(output, said)
+    if plot is not None:
+        from blockc.bench.plot import drawn
+
+        plot.write_bytes(drawn(made, plot.suffix[1:]))
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """From 128,1024."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if bad := [word for word in words if not (word.isascii() and word.isdecimal() and int(word[:10]) > 0)]:
+        stop(USAGE, f"{option} {plain(bad[0])}: expected numbers of tokens such as 128,1024")
+    return list(dict.fromkeys(map(int, words)))
+
+
+def _refuse_files(output: Path | None, plot: Path | None) -> None:
+    """Before anything is measured."""
+    for path in (output, plot):
+        if path is not None and not path.parent.is_dir():
+            stop(USAGE, f"{plain(str(path.parent))}: no such folder")
+    if plot is not None:
+        _refuse_plot(plot)
+
+
+def _refuse_plot(path: Path) -> None:
+    from importlib.util import find_spec
+
+    if path.suffix not in PICTURES:
+        stop(USAGE, f"--plot {plain(str(path))}: expected a name that ends in {' or '.join(PICTURES)}")
+    if find_spec("matplotlib") is None:
+        stop(ENVIRONMENT, "--plot draws with the package matplotlib, which is missing: pip install 'blockc[bench]'")
+
+
+def _measured(folders: list[Path], measures: list[Measure], ep: Ep, threads: int | None, turns: int) -> Bench:
+    from blockc.bench.measure import entries, measured
+    from blockc.bench.protocol import WorkerError
+    from blockc.runtime import SessionError
+
+    try:
+        found = entries(folders[0], folders[1:])
+        return measured(found, measures, provider=ep.value, threads=threads, turns=turns, said=_progress)
+    except ModuleNotFoundError as error:
+        stop(ENVIRONMENT, f"the package {error.name} is missing: pip install 'blockc[cpu]'")
+    except WorkerError as error:
+        stop(ENVIRONMENT if error.environment else WRONG, plain(str(error)))
+    except SessionError as error:
+        stop(WRONG, plain(str(error)))
+
+
+def _progress(line: str) -> None:
+    print(f"blockc: {plain(line)}", file=sys.stderr, flush=True)
