@@ -11,7 +11,7 @@ UNLIKE := block-4x4 gemma2-9b gpt-j-6b gpt2 pythia-410m qwen3-0.6b
 # onnxruntime-gpu as pyproject.toml asks for it; CUDA's libraries, its extras, are dependencies and stay away.
 REQUIRED := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["cuda"])
 
-.PHONY: demo test lint types unit gpu-package fuzz golden generated clean
+.PHONY: demo test lint types unit gpu-package fuzz mutate bench golden generated clean
 
 demo: $(VENV)/.demo
 	$(BIN)/blockc build specs/llama3-8b.yaml --out build/llama3-8b --require-proof
@@ -44,6 +44,14 @@ gpu-package: $(GPU)/.done
 # Draws 25 times as many cases as the tests do, other ones each time.
 fuzz: $(VENV)/.test
 	BLOCKC_FUZZ=25 $(BIN)/python -m pytest -q tests/fuzz
+
+# Every peer's model from the same checkpoint, all measured in one run: benchmarks/results/ and docs/performance.md.
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks.peers
+
+# Changes the compiler, a piece at a time and by chance, and sees whether a test notices.
+mutate: $(VENV)/.test
+	$(BIN)/python -m tests.mutation
 
 # Renews the outside answers in tests/golden, and the corpus of wrong specs with the pages of docs that are made of it.
 golden: $(VENV)/.test

@@ -20,7 +20,9 @@ class Target:
 
     `cache` is how the portable graph keeps keys and values: `joined`, past and new in a new tensor, or `buffer`, new
     ones written into a tensor of fixed length. A provider's own attention takes both. `packed` says that weights may
-    be laid side by side, for they are copied: queries, keys and values are then one product.
+    be laid side by side, for they are copied: queries, keys and values are then one product. `padding` is where a
+    batch's rows may be padded: with `right` a provider's attention goes by the rows' lengths and adds no mask, which is
+    the only way on CUDA.
     """
 
     provider: Provider | None = None
@@ -28,16 +30,23 @@ class Target:
     logits: Logits = "all"
     cache: Cache = "joined"
     packed: bool = False
+    padding: Padding = "any"
 
     def __post_init__(self) -> None:
         if self.provider is not None and self.cache == "buffer":
             raise ValueError("a provider's own attention takes a buffer by itself: cache speaks of the portable graph")
+        if self.provider is None and self.padding == "right":
+            raise ValueError("the portable graph takes any padding: where it stands speaks of a provider's attention")
+
+    @property
+    def by_rows(self) -> bool:
+        return self.provider == "cuda" or self.padding == "right"
 
 
 def target_of(said: Any) -> Target:
     """From the fields by name, as a manifest has them. Raises ValueError where they are none of a target."""
     kinds = {"provider": (None, *get_args(Provider)), "dtype": get_args(Dtype), "logits": get_args(Logits)}
-    kinds |= {"cache": get_args(Cache), "packed": (False, True)}
+    kinds |= {"cache": get_args(Cache), "packed": (False, True), "padding": get_args(Padding)}
     if not isinstance(said, dict) or said.keys() != kinds.keys() or any(said[k] not in kinds[k] for k in kinds):
         raise ValueError("not a target")
     return Target(**said)

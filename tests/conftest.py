@@ -21,6 +21,7 @@ BACKENDS = (
     "onnxruntime",
     "fused",
     "packed",
+    "by rows",
     "buffer",
     "cuda graph",
     "fp16",

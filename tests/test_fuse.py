@@ -154,10 +154,15 @@ def test_every_unfused_op_has_its_reason() -> None:
             if isinstance(n.op, Attention) or n.op.name in ("rms_norm", "layer_norm"):
                 assert n.name in listed, f"{name}: {n.name}"
         assert all(left.reason for left in unfused)
+        stood = {n.name: n.op.name for n in model.flat(CPU).nodes}
+        assert {stood[node] for node in listed} <= {"attention", "rms_norm", "layer_norm"}, name
     reasons = {left.node: left.reason for left in full("pythia-410m").unfused(CPU)}
     assert reasons["layers.3.mlp_norm"] == "another norm of the same sum has the kernel"
     reasons = {left.node: left.reason for left in full("block-4x4").unfused(CPU)}
     assert reasons["layers.0.attention.mixed"] == "head_dim 4 is no multiple of 8"
+    unfused = full("gpt2").unfused(Target("cpu", "fp16"))
+    assert {left.node for left in unfused} == {f"layers.{i}.mlp.activated" for i in range(12)}
+    assert {left.reason for left in unfused} == {"onnxruntime has no FastGelu in fp16 on cpu"}
 
 
 # What is not legal stays as it is, and right
@@ -198,6 +203,18 @@ def test_attention_is_fused_where_it_is_legal(head_dim: int, dims: int, reason: 
     verify(model.flat(CPU))
     result = prove(model)
     assert result.complete, result.table()
+
+
+def left(head_dim: int, dims: int, target: Target) -> set[str]:
+    text = BASE.replace("HEAD", str(head_dim)).replace("DIMS", str(dims)).replace("depth: 2", "depth: 1")
+    unfused = compiled(from_tree(parse(text, "small.yaml"))).unfused(target)
+    return {each.reason for each in unfused if each.node.endswith("mixed")}
+
+
+def test_a_head_is_as_wide_as_the_kernel_takes() -> None:
+    assert left(256, 16, CUDA) == set()
+    assert left(264, 16, CUDA) == {"head_dim 264 is above 256"}
+    assert left(24, 16, CPU) == {"it turns 16 of 24, and the kernel takes multiples of 16"}
 
 
 def test_two_norms_of_one_sum_and_sums_that_go_on() -> None:

@@ -28,8 +28,8 @@ from blockc.weights import random_parameters
 from tests.checkpoints import parameters_in, save, tensors, twin
 
 NAMES = ("llama3-8b", "gpt2", "gemma2-9b")
-FUSED = Target("cpu")
-TARGETS = [pytest.param(PORTABLE, id="portable"), pytest.param(FUSED, id="fused")]
+FUSED, ROWS = Target("cpu"), Target("cpu", padding="right")
+TARGETS = [pytest.param(PORTABLE, id="portable"), pytest.param(FUSED, id="fused"), pytest.param(ROWS, id="by rows")]
 EOS, PAD = 0, 1  # which none of the twins says here
 SAYS = {"generation_config.json": json.dumps({"eos_token_id": EOS, "pad_token_id": PAD}).encode()}
 FIRST, SECOND = [3, 14, 15, 9, 26, 5, 35], [8, 9, 79, 32, 38, 46, 26]
@@ -101,7 +101,7 @@ def test_genai_generates_what_the_oracle_does(name: str, target: Target, logits:
     """Alone, two of equal length, and two of unlike length: genai fills up on the right, and every graph takes that."""
     folder = built(name, tmp_path, replace(target, logits=logits))
     said = json.loads((folder / CONFIG).read_text())
-    assert said["search"]["past_present_share_buffer"] == (target is FUSED)
+    assert said["search"]["past_present_share_buffer"] == (target is not PORTABLE)
     first, second, short = (oracle(name, tuple(row)) for row in (FIRST, SECOND, SHORT))
     assert not {EOS, PAD} & {*first, *second, *short} and len(set(first[len(FIRST) :])) > 2
     assert generated(folder, [FIRST]) == [first]

@@ -17,6 +17,7 @@ from blockc.ir import (
     B,
     Function,
     GraphError,
+    M,
     Node,
     P,
     Param,
@@ -39,6 +40,7 @@ from blockc.ops import (
     Array,
     Attention,
     Call,
+    Extend,
     Input,
     KeyPositions,
     Linear,
@@ -50,7 +52,7 @@ from blockc.ops import (
     Visible,
     VisibleBothWays,
 )
-from blockc.passes import last_token, verify, with_cache
+from blockc.passes import last_token, verify, with_buffer, with_cache
 from blockc.shrink import shrink
 from blockc.source import parse
 from blockc.spec import from_tree, load
@@ -354,6 +356,31 @@ def test_a_model_that_looks_both_ways_has_no_cache() -> None:
         with_cache(made.function)
 
 
+@pytest.mark.parametrize("name", ["llama3-8b", "gemma2-9b"])
+def test_a_buffer_is_of_one_length_and_is_written_where_the_caller_says(name: str) -> None:
+    plain = twin(name).graph
+    function = with_buffer(plain)
+    verify(function)
+    assert [n.name for n in function.inputs] == [
+        *(n.name for n in plain.inputs[:3]), "write_indices", *(n.name for n in plain.inputs[3:])
+    ]  # fmt: skip
+    given = {n.name: n.types[0] for n in function.inputs}
+    assert given["write_indices"] == tensor("int", B)
+    assert given["attention_mask"] == tensor("int", B, M)
+    assert given["input_ids"] == given["position_ids"] == tensor("int", B, S)
+    pasts = [n for n in plain.inputs if n.name.startswith("past")]
+    assert pasts and all(given[n.name] == n.types[0].with_axis(2, M) for n in pasts)
+    assert function.output_names == plain.output_names
+    for (output, value), n in zip(function.outputs[1:], pasts, strict=True):
+        assert output == n.name.replace("past_key_values", "present") and value.type == given[n.name]
+    assert {type(n.op) for n in function.nodes} & {Extend, QueryPositions} == set()
+
+
+def test_a_model_without_a_cache_has_no_buffer() -> None:
+    with pytest.raises(GraphError, match="remembers nothing has no cache to hold in a buffer"):
+        with_buffer(twin("block-4x4", "attention.causal=false").graph)
+
+
 def full(function: Function, ids: Array, params: dict[str, Array]) -> Array:
     at = np.arange(ids.shape[1])[None].repeat(len(ids), axis=0)
     given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": at}
@@ -454,6 +481,19 @@ def test_the_last_token_of_a_model_that_looks_both_ways() -> None:
     params = random_parameters(made.function, seed=6)
     whole, last = interp.run(made.graph, given, params), interp.run(made.flat(LAST), given, params)
     np.testing.assert_allclose(last["logits"][:, 0], whole["logits"][range(3), ends], atol=1e-9)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_last_token_of_a_model_without_attention(side: str) -> None:
+    """Nothing in it asks where a token stands, and the pick does."""
+    text = re.sub("attention: .*\n", "", SMALL.replace(", placement: pre", "")) + (
+        "positions: none\nblock: [{residual: [mlp_norm, mlp]}]\n"
+    )
+    made = said(text)
+    given, ends = padded(side)
+    params = random_parameters(made.function, seed=6)
+    whole, last = interp.run(made.graph, given, params), interp.run(made.flat(LAST), given, params)
+    np.testing.assert_allclose(last["logits"][:, 0], whole["logits"][range(3), ends], atol=1e-12)
 
 
 def test_the_last_token_of_later_chunks_with_a_cache() -> None:

@@ -41,6 +41,7 @@ TARGETS = {
     "joined, last": Target(logits="last"),
     "buffer, last": Target(cache="buffer", logits="last"),
     "fused, last": Target("cpu", logits="last"),
+    "fused by rows": Target("cpu", padding="right"),
     "rows, last": Target("cuda", "fp16", logits="last"),
 }
 FIRST, LAST = tuple(TARGETS)[:5], tuple(TARGETS)[5:]
@@ -127,8 +128,8 @@ def tolerance(target: str) -> float:
 
 
 def feeding(name: str, target: str) -> str:
-    """Where a kernel takes no layer, a graph for CUDA is fed like any other."""
-    word = target.split()[0].strip(",")
+    """Where a kernel takes no layer, a graph by rows is fed like any other."""
+    word = "rows" if target.endswith("by rows") else target.split()[0].strip(",")
     return "joined" if word == "fused" or (word == "rows" and name in ("block-4x4", "mixed")) else word
 
 

@@ -152,6 +152,7 @@ HINTS = [
     ("mlp: {type: «swigu», width: 4}", "did you mean swiglu?"),
     ("norm: {type: rms, eps: 1e-5, placement: «per»}", "did you mean pre?"),
     ("name: «12»", "quote it if it is text"),
+    ("head: {tied: true, softcap: «-2.0»}", ""),
     ("mlp: {type: «swish», width: 4}", ""),  # SiLU or the gated one: no guess
 ]
 
@@ -316,6 +317,11 @@ def test_all_faults_of_one_run_in_the_order_of_the_file() -> None:
     assert [(f.place.line, f.message.split(":")[0]) for f in found] == [
         (3, "vocab"), (8, "attention.heads"), (9, "mlp.type"), (9, "mlp.width"), (12, "unknown key extra"),
     ]  # fmt: skip
+
+
+def test_where_layers_are_wrong_nothing_is_said_of_positions() -> None:
+    (found,) = findings("attention: {heads: true}", "positions")
+    assert found.message == "attention.heads: wrong kind of value"
 
 
 def test_under_an_unknown_type_nothing_else_is_said() -> None:

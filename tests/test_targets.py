@@ -23,6 +23,7 @@ SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
 BUFFER, CUDA = Target(cache="buffer"), Target("cuda", "fp16")
 HALVES = (Target(dtype="fp16"), Target("cpu", "fp16"))
 PACKED = Target("cpu", packed=True)
+ROWS = Target("cpu", padding="right")
 _proofs: dict[str, Proof] = {}
 CASES = {"full", "padded left", "padded right", "chunked, one row", "decode", "padded left, decode", "one token"}
 
@@ -33,7 +34,7 @@ def twin(name: str) -> Compiled:
 
 def held(name: str, backend: str, dtype: str, cases: set[str] = CASES, last: bool = True) -> None:
     if name not in _proofs:
-        _proofs[name] = prove(twin(name), targets=(BUFFER, CUDA, *HALVES, PACKED))
+        _proofs[name] = prove(twin(name), targets=(BUFFER, CUDA, *HALVES, PACKED, ROWS))
     for named in (backend, f"{backend}, last token") if last else (backend,):
         rows = [row for row in _proofs[name].rows if (row.backend, row.dtype) == (named, dtype)]
         assert {row.variant for row in rows} >= cases, named
@@ -74,6 +75,14 @@ def test_packed_is_apart(name: str) -> None:
     held(name, "onnxruntime, fused, packed", "float32")
 
 
+@pytest.mark.backend("by rows")
+@pytest.mark.parametrize("name", SPECS)
+def test_the_cpus_kernel_by_rows_lengths_is_the_oracle(name: str) -> None:
+    """Without a mask that is added: rows stand at the left."""
+    held(name, "oracle, fused, by rows", "float64", last=False)
+    held(name, "onnxruntime, fused, by rows", "float32")
+
+
 def test_what_is_packed() -> None:
     for name in SPECS:
         model = compiled(load(ROOT / "specs" / f"{name}.yaml"))
@@ -94,7 +103,7 @@ def test_every_spec_is_fused_for_cuda_but_one() -> None:
         model = compiled(load(ROOT / "specs" / f"{name}.yaml"))
         for each in (model, compiled(shrink(model.spec))):
             expected = "any" if name == "block-4x4" else "right"
-            assert each.padding(CUDA) == expected, name
+            assert each.padding(CUDA) == each.padding(ROWS) == expected, name
             assert each.padding(Target("cpu")) == each.padding(Target()) == "any"
             assert any(isinstance(n.op, RowQueryAttention) for n in each.flat(CUDA).nodes) == (expected == "right")
 
@@ -110,9 +119,18 @@ def test_nodes_are_counted_as_they_are_emitted(name: str, target: Target) -> Non
 
 
 def test_a_target_is_read_back_or_refused() -> None:
-    fields = {"provider": "cuda", "dtype": "bf16", "logits": "last", "cache": "joined", "packed": False}
+    fields = {"provider": "cuda", "dtype": "bf16", "logits": "last", "cache": "joined", "packed": False} | {
+        "padding": "any"
+    }
     assert target_of(fields) == Target("cuda", "bf16", "last")
-    for wrong in (None, {}, {**fields, "dtype": "fp8"}, {**fields, "more": 1}, {**fields, "cache": "buffer"}):
+    for wrong in (
+        None,
+        {},
+        {**fields, "dtype": "fp8"},
+        {**fields, "more": 1},
+        {**fields, "cache": "buffer"},
+        {**fields, "provider": None, "padding": "right"},
+    ):
         with pytest.raises(ValueError):
             target_of(wrong)
 

@@ -194,6 +194,7 @@ def _words(target: Target) -> str:
     said = {
         "fused": target.provider is not None,
         "for cuda": target.provider == "cuda",
+        "by rows": target.padding == "right",
         "packed": target.packed,
         "buffer": target.cache == "buffer",
         "last token": target.logits == "last",

@@ -76,7 +76,7 @@ class _Matched:
 
 
 def attentions(rewrite: Rewrite) -> None:
-    """On the CPU each one that fits, whatever the padding. On CUDA all or none: they lay out the cache."""
+    """Each one that fits, whatever the padding; by rows all or none, for they lay out the cache."""
     matched: list[_Matched] = []
     failed: list[Unfused] = []
     for n in rewrite.old.nodes:
@@ -85,7 +85,7 @@ def attentions(rewrite: Rewrite) -> None:
                 matched.append(_match(rewrite, n))
             except Mismatch as why:
                 failed.append(Unfused(n.name, str(why)))
-    by_rows = rewrite.target.provider == "cuda"
+    by_rows = rewrite.target.by_rows
     if by_rows and failed:
         why = f"{failed[0].node} is not fused, and all must lay out rows alike"
         failed += [Unfused(m.attention.name, why) for m in matched]
@@ -123,6 +123,8 @@ def _match(rewrite: Rewrite, n: Node) -> _Matched:
         raise Mismatch("of queries and keys only one is turned")
     if m.q.rotary is not None and m.k.rotary is not None and m.q.rotary.inputs[1:] != m.k.rotary.inputs[1:]:
         raise Mismatch("queries and keys are turned by unlike tables")
+    if m.q.rotary is not None:
+        _made(m.q.rotary.inputs[1], RotaryTable, "its rotary table is not made from positions")
     _legal(rewrite, m, mask)
     return m
 
@@ -154,9 +156,9 @@ def _legal(rewrite: Rewrite, m: _Matched, mask: Value) -> None:
         raise Mismatch(why)
     if m.q.split.head_dim % 8:
         raise Mismatch(f"head_dim {m.q.split.head_dim} is no multiple of 8")
-    if rewrite.target.provider == "cuda":
-        if m.q.split.head_dim > 256:
-            raise Mismatch(f"head_dim {m.q.split.head_dim} is above 256")
+    if rewrite.target.provider == "cuda" and m.q.split.head_dim > 256:
+        raise Mismatch(f"head_dim {m.q.split.head_dim} is above 256")
+    if rewrite.target.by_rows:
         seen, (queries, keys) = _made(mask, Visible, "its mask is not made from positions"), mask.node.inputs
         of_mask = (QueryPositions, KeyPositions)
         if not all(isinstance(v.node.op, op) for v, op in zip((queries, keys), of_mask, strict=True)):
@@ -165,8 +167,6 @@ def _legal(rewrite: Rewrite, m: _Matched, mask: Value) -> None:
         return
     if m.q.split.head_dim % 16 or m.rotary.width % 16:
         raise Mismatch(f"it turns {m.rotary.width} of {m.q.split.head_dim}, and the kernel takes multiples of 16")
-    if m.table is None:
-        raise Mismatch("its rotary table is not made from positions")
 
 
 # Making
