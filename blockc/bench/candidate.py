@@ -1,4 +1,4 @@
-"""The worker over onnxruntime: python -m blockc.bench.candidate DIR [--provider cuda] [--shared]"""
+"""The worker over onnxruntime: python -m blockc.bench.candidate DIR [--provider cuda] [--shared] [--no-prepack]"""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from blockc.target import Provider
 class Candidate:
     """One model, opened at `load`. Every request begins with an empty cache."""
 
-    def __init__(self, folder: Path, provider: Provider, shared: bool) -> None:
-        self.folder, self.shared = folder, shared
+    def __init__(self, folder: Path, provider: Provider, shared: bool, prepack: bool = True) -> None:
+        self.folder, self.shared, self.prepack = folder, shared, prepack
         self.provider: Provider = provider
         self.loaded: Session | None = None
 
@@ -35,7 +35,7 @@ class Candidate:
         import onnxruntime
 
         start = time.perf_counter()
-        self.loaded = opened(self.folder, self.provider, threads, self.shared)
+        self.loaded = opened(self.folder, self.provider, threads, self.shared, self.prepack)
         seconds = time.perf_counter() - start
         self._steps(1, 1)
         return {
@@ -87,8 +87,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shared", action="store_true")
+    parser.add_argument("--no-prepack", action="store_true")
     said = parser.parse_args()
-    candidate = Candidate(said.folder, said.provider, said.shared)
+    candidate = Candidate(said.folder, said.provider, said.shared, not said.no_prepack)
     methods = {"load": candidate.load, "prefill": candidate.prefill, "decode": candidate.decode}
     serve({name: handled(method) for name, method in methods.items()} | {"memory": lambda: memory() or {}})
 

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from blockc.runtime import ProviderError, Session, SessionError
-from blockc.runtime.cache import Held
-from blockc.runtime.opening import PROVIDERS, Opened, Past
+from blockc.runtime import Session, SessionError
+from blockc.runtime.opening import Opened, Past, session_at
 from blockc.target import Provider
 
 MODEL, MANIFEST = "model.onnx", "manifest.json"
@@ -29,21 +28,11 @@ _UNKNOWN = 1 << 31  # tokens: no context that anything says
 _IN_PLACE = "GroupQueryAttention"
 
 
-class Foreign(Session):
-    """Another's model, run as a build's is."""
-
-    def __init__(self, model: Opened) -> None:
-        self.model = model
-        self.inputs = {name: Held(_INT64) for name in sorted(model.inputs)}
-        self.logits = Held(model.element)
-        self.reset()
-
-
-def opened(folder: Path, provider: Provider, threads: int, shared: bool) -> Session:
+def opened(folder: Path, provider: Provider, threads: int, shared: bool, prepack: bool = True) -> Session:
     """`shared`: of another's model, one buffer is past and present. Raises SessionError."""
     if is_build(folder):
-        return Session(folder, provider, threads)
-    return Foreign(_foreign(folder, provider, threads, shared))
+        return Session(folder, provider, threads, prepack)
+    return Session.of(_foreign(folder, provider, threads, shared, prepack))
 
 
 def is_build(folder: Path) -> bool:
@@ -91,10 +80,10 @@ def _graph(folder: Path) -> Any:
         raise SessionError(f"{path}: not an ONNX model: {error}") from None
 
 
-def _foreign(folder: Path, provider: Provider, threads: int, shared: bool) -> Opened:
+def _foreign(folder: Path, provider: Provider, threads: int, shared: bool, prepack: bool) -> Opened:
     if shared and not is_shared(folder):
         raise SessionError(f"{folder}: its cache is not read by {_IN_PLACE} alone, so no buffer is past and present")
-    session = _session(folder, provider, threads)
+    session = session_at(folder / MODEL, provider, threads, prepack)
     names = [value.name for value in session.get_inputs()]
     outputs = {value.name: value for value in session.get_outputs()}
     _refuse_names(folder, names, outputs)
@@ -162,22 +151,3 @@ def _genai(folder: Path, *keys: str) -> int | None:
         return int(found)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _session(folder: Path, provider: Provider, threads: int) -> Any:
-    import onnxruntime
-
-    if provider == "cuda" and PROVIDERS["cuda"] in onnxruntime.get_available_providers():
-        onnxruntime.preload_dlls()
-    options: Any = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
-    wanted = {"cuda": [(PROVIDERS["cuda"], {"use_tf32": "0"})], "cpu": []}[provider]
-    try:
-        session: Any = onnxruntime.InferenceSession(folder / MODEL, options, providers=[*wanted, PROVIDERS["cpu"]])
-    except Exception as error:  # onnxruntime's errors have no common base
-        said = str(error).splitlines()[0][:300]
-        raise SessionError(f"{folder / MODEL}: onnxruntime does not open it: {said}") from None
-    if session.get_providers()[0] != PROVIDERS[provider]:
-        raise ProviderError("cuda was asked for, and onnxruntime would run on the CPU: see blockc doctor")
-    return session

@@ -50,6 +50,13 @@ def run(
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="What the assistant is told first, with --chat.")
     ] = None,
+    prepack: Annotated[
+        bool,
+        typer.Option(
+            "--prepack/--no-prepack",
+            help="Copy the weights into the kernels' order: slower to open, then faster.",
+        ),
+    ] = False,
     threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of the CPU; all cores by default.")] = None,
 ) -> None:
     """Print what a model with weights writes behind a prompt, and on standard error how fast."""
@@ -61,7 +68,7 @@ def run(
     from blockc.runtime.text import Tokenizer
 
     try:
-        session = Session(there(folder), ep.value, threads)
+        session = Session(there(folder), ep.value, threads, prepack)
         tokenizer = Tokenizer(folder)
         prompts = [_ids(folder, tokenizer, text, chat, system) for text in texts]
         _refuse_long(max(map(len, prompts)), tokens, session.context)

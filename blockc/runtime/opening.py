@@ -63,7 +63,7 @@ class Opened:
     session: Any
 
 
-def opened(folder: Path, provider: Provider, threads: int | None) -> Opened:
+def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool) -> Opened:
     """Raises SessionError."""
     manifest = _json(folder / "manifest.json", "so no finished build")
     report = _json(folder / "report.json", "so no whole build")
@@ -81,7 +81,7 @@ def opened(folder: Path, provider: Provider, threads: int | None) -> Opened:
     if weights is None:
         raise SessionError(_without_weights(folder))
     _refuse(folder, target, provider)
-    session = _session(folder / "model.onnx", provider, threads)
+    session = session_at(folder / "model.onnx", provider, threads, prepack)
     readers = _readers(folder / "model.onnx")
     pasts = tuple(
         Past(v.name, v.name.replace("past_key_values", "present"), v.shape[1], v.shape[3], _in_place(readers[v.name]))
@@ -155,7 +155,8 @@ def _refuse(folder: Path, target: Target, provider: Provider) -> None:
         raise SessionError(f"{folder}: was built for the CPU: build it with --ep cuda")
 
 
-def _session(path: Path, provider: Provider, threads: int | None) -> Any:
+def session_at(path: Path, provider: Provider, threads: int | None, prepack: bool) -> Any:
+    """The model in onnxruntime; without `prepack` its matrices stay as they lie in their files. Raises SessionError."""
     import onnxruntime
 
     failed = _prepared(onnxruntime) if provider == "cuda" else ""
@@ -163,6 +164,8 @@ def _session(path: Path, provider: Provider, threads: int | None) -> Any:
     options.log_severity_level = _QUIET
     if threads is not None:
         options.intra_op_num_threads = threads
+    if not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     wanted = [(PROVIDERS["cuda"], _CUDA)] if provider == "cuda" else []
     try:
         session: Any = onnxruntime.InferenceSession(path, options, providers=[*wanted, PROVIDERS["cpu"]])

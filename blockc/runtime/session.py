@@ -13,7 +13,7 @@ import numpy as np
 
 from blockc.ops import Array
 from blockc.runtime.cache import Cache, Held
-from blockc.runtime.opening import SessionError, opened
+from blockc.runtime.opening import Opened, SessionError, opened
 from blockc.runtime.sampling import Choose, greedy
 from blockc.safetensors import widened
 from blockc.target import Provider
@@ -28,8 +28,21 @@ class Session:
     Raises SessionError where the folder cannot be run, ProviderError where onnxruntime has not the provider.
     """
 
-    def __init__(self, folder: Path | str, provider: Provider = "cpu", threads: int | None = None) -> None:
-        self.model = opened(Path(folder), provider, threads)
+    def __init__(
+        self, folder: Path | str, provider: Provider = "cpu", threads: int | None = None, prepack: bool = True
+    ) -> None:
+        """`prepack` copies the matrices into the order in which kernels read them: slower to open, then faster."""
+        self._start(opened(Path(folder), provider, threads, prepack))
+
+    @classmethod
+    def of(cls, model: Opened) -> Session:
+        """A session of a model that is open."""
+        made = cls.__new__(cls)
+        made._start(model)
+        return made
+
+    def _start(self, model: Opened) -> None:
+        self.model = model
         self.inputs = {name: Held(_INT64) for name in sorted(self.model.inputs)}
         self.logits = Held(self.model.element)
         self.reset()
