@@ -6,6 +6,7 @@ workers/.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,12 +93,12 @@ CASES = {
 }
 
 
-def skipped(case: str, name: str, skip: list[str]) -> bool:
+def skipped(case: str, name: str, skip: Sequence[str]) -> bool:
     """`skip`: beginnings of CASE:name."""
     return f"{case}:{name}".startswith(tuple(skip))
 
 
-def chosen(case: str, only: list[str], skip: list[str]) -> dict[str, Candidate]:
+def chosen(case: str, only: Sequence[str], skip: Sequence[str] = ()) -> dict[str, Candidate]:
     """Those of a case; `only`: beginnings of names, all where there are none."""
     return {
         name: candidate
@@ -106,7 +107,7 @@ def chosen(case: str, only: list[str], skip: list[str]) -> dict[str, Candidate]:
     }
 
 
-def wanted(case: str, only: list[str], skip: list[str]) -> dict[str, Export]:
+def wanted(case: str, only: Sequence[str], skip: Sequence[str] = ()) -> dict[str, Export]:
     """What those run on, and what is exported for its own sake."""
     run = {candidate.made for candidate in chosen(case, only, skip).values()}
     return {
