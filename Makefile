@@ -32,7 +32,7 @@ types: $(VENV)/.test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --table
+	$(BIN)/python -m pytest -n 2 --dist loadfile --table --cov --cov-report=term:skip-covered
 
 # The golden matrix, and what is known of graphs for CUDA, on onnxruntime-gpu, which runs on the CPU where CUDA's libraries
 # are not. It has the same modules as onnxruntime, so it lies in a folder that comes first; a test says which one is used.

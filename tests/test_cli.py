@@ -37,9 +37,7 @@ def test_help_imports_nothing_heavy() -> None:
     script = (
         "import sys; from blockc.cli import app, guarded; guarded(lambda: app(['--help'], standalone_mode=False)); "
     )
-    script += (
-        "print(','.join(sorted(m for m in sys.modules if m in ('numpy', 'pydantic', 'onnx', 'torch'))))"
-    )
+    script += "print(','.join(sorted(m for m in sys.modules if m in ('numpy', 'pydantic', 'onnx', 'torch'))))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == ""
     for command in ("check", "build", "show", "verify", "trace", "schema"):
