@@ -1,0 +1,56 @@
+"""BLC7xx: importing a config.json."""
+
+from __future__ import annotations
+
+from blockc.diagnostics.code import error
+
+_GPT2 = '{"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12}\n'
+
+CONFIG_JSON = error(
+    "BLC701",
+    "not an object of JSON",
+    "A config.json is one object of JSON: keys in double quotes, no key twice, no comments, no NaN, at most 10,000 "
+    "values nested at most 64 deep.",
+    bad='{"model_type": "gpt2",}\n',
+    good=_GPT2,
+)
+MODEL_TYPE = error(
+    "BLC702",
+    "a model type that is not known",
+    "What the keys of a config.json mean is said by the code of its model type. The types that are known each have a "
+    "file under layouts/config; code that a config.json names by auto_map is never imported.",
+    bad='{"model_type": "gpt22"}\n',
+    good=_GPT2,
+)
+CONFIG_KEY = error(
+    "BLC703",
+    "a key of config.json that is not known",
+    "Every key is read, or known to be without effect on what the model computes. What another key might do would be a "
+    "guess.",
+    bad='{"model_type": "gpt2", "n_sinks": 4}\n',
+    good=_GPT2,
+)
+CONFIG_VALUE = error(
+    "BLC704",
+    "a value that cannot be said in a spec",
+    "Under this value the model would compute what no word of the language says, or two keys of the config.json say "
+    "different things of the same.",
+    bad='{"model_type": "gpt2", "activation_function": "mish"}\n',
+    good=_GPT2,
+)
+CONFIG_MISSING = error(
+    "BLC705",
+    "a key that config.json must have",
+    "The code of its model type has no value of its own for this key.",
+    bad='{"vocab_size": 50257}\n',
+    good=_GPT2,
+)
+IMPORT_MAP = error(
+    "BLC706",
+    "a map of a model type that says something else than it may",
+    "A map holds the spec of the model type with the keys of config.json in it, and the few words that say how they "
+    "are read; whatever else stands there is refused.",
+    bad="import: 1\nspec: {width: {times: [4, <n_embd>]}}\nabsent: {n_embd: 768, n_head: 12}\n",
+    good="import: 1\nspec: {width: {times: [4, <n_embd>]}}\nabsent: {n_embd: 768}\n",
+    alone=True,
+)

@@ -1,0 +1,159 @@
+"""Layers: the kinds that a config.json lists, as first and pattern; and specs without what goes without saying."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import groupby
+
+from blockc.diagnostics.importing import CONFIG_VALUE
+from blockc.importing.values import Reading, is_none
+from blockc.source import Entry, Mapping, Place, Scalar, Sequence, SpecError, Tree, at, finding, plain
+from blockc.spec.layers import merge
+
+CLOSE = 1e-9
+SEARCHED = 256  # layers before which a pattern must begin
+Path = tuple[str, ...]
+_ONE = (("embedding", "scale"), ("head", "scale"), ("residual_scale",))
+
+
+def with_layers(base: Mapping, layers: Mapping | None, reading: Reading) -> Mapping:
+    """The spec: the base with the kinds of its layers, or with the one kind that all are of."""
+    base = derived(without_none(base))
+    if layers is None:
+        return base
+    listed = layers.entries["each"].value
+    kinds = layers.entries["kinds"].value
+    assert isinstance(kinds, Mapping)  # a map says so
+    names = _names(listed, reading, kinds)
+    overlays = {name: _overlay(base, kinds.entries[name].value) for name in kinds.entries if name in names}
+    alike = {name: next(n for n, o in overlays.items() if plain(o) == plain(overlays[name])) for name in overlays}
+    names = [alike[name] for name in names]
+    if len(set(names)) == 1:
+        return derived(without_none(merge(base, overlays[names[0]])))
+    place = listed.place
+    used = {name: Entry(place, overlays[name]) for name in overlays if name in names}
+    first, pattern = _tiled(names)
+    said = {"first": first, "pattern": pattern}
+    entries = {key: Entry(place, _runs(value, place)) for key, value in said.items() if value}
+    entries["kinds"] = Entry(place, Mapping(used, place))
+    return Mapping({**base.entries, "layers": Entry(place, Mapping(entries, place))}, base.place)
+
+
+def _names(listed: Tree, reading: Reading, kinds: Mapping) -> list[str]:
+    """The kind of each layer. Raises SpecError where they are not as many as the layers."""
+    names = [str(plain(each)) for each in listed.items] if isinstance(listed, Sequence) else []
+    if len(names) != reading.depth or not set(names) <= kinds.entries.keys():
+        raise SpecError([finding(CONFIG_VALUE, listed.place, "not a word for each layer",
+                                 expected=f"{reading.depth}, one for each layer", got=str(len(names)))])  # fmt: skip
+    return names
+
+
+def _tiled(names: list[str]) -> tuple[list[str], list[str]]:
+    """(What is laid once; what is tiled over the rest), of all such the fewest runs, and of these the shortest."""
+    made: list[tuple[list[str], list[str]]] = []
+    for first in range(min(len(names), SEARCHED)):
+        rest = names[first:]
+        made.append((names[:first], rest[: _period(rest)]))
+    return min(made, key=lambda each: (sum(len(list(groupby(part))) for part in each), len(each[0]) + len(each[1])))
+
+
+def _period(names: list[str]) -> int:
+    """The length of the shortest pattern that gives these when it is tiled, its last tile cut (Knuth et al. 1977)."""
+    border = [0] * len(names)
+    for i in range(1, len(names)):
+        k = border[i - 1]
+        while k and names[i] != names[k]:
+            k = border[k - 1]
+        border[i] = k + (names[i] == names[k])
+    return len(names) - border[-1]
+
+
+def _runs(names: list[str], place: Place) -> Sequence:
+    """[a, a, b] as [{a: 2}, b]"""
+    items: list[Tree] = []
+    for name, run in groupby(names):
+        count = len(list(run))
+        number = Scalar(count, place, str(count))
+        items.append(Scalar(name, place, name) if count == 1 else Mapping({name: Entry(place, number)}, place))
+    return Sequence(tuple(items), place)
+
+
+# What goes without saying
+
+
+def without_none(tree: Mapping) -> Mapping:
+    """Without the keys that are none, and the mappings that hold nothing else."""
+    entries: dict[str, Entry] = {}
+    for key, entry in tree.entries.items():
+        value = without_none(entry.value) if isinstance(entry.value, Mapping) else entry.value
+        if not is_none(value) and not (isinstance(value, Mapping) and not value.entries):
+            entries[key] = Entry(entry.key, value)
+    return Mapping(entries, tree.place)
+
+
+def derived(tree: Mapping) -> Mapping:
+    """Without the keys whose value is the one that follows from the others."""
+    for path in list(_said_twice(tree)):
+        tree = _dropped(tree, path)
+    return without_none(tree)
+
+
+def _said_twice(tree: Mapping) -> Iterator[Path]:
+    width, context = _number(tree, "width"), _number(tree, "context")
+    heads, kv_heads = _number(tree, "attention", "heads"), _number(tree, "attention", "kv_heads")
+    whole = width / heads if width and heads else None
+    said = _number(tree, "attention", "head_dim")
+    head_dim = said or whole
+    scale, window = _number(tree, "attention", "scale"), _number(tree, "attention", "window")
+    if kv_heads is not None and kv_heads == heads:
+        yield "attention", "kv_heads"
+    if said is not None and said == whole:
+        yield "attention", "head_dim"
+    if scale and head_dim and math.isclose(scale, head_dim**-0.5, rel_tol=CLOSE):
+        yield "attention", "scale"
+    if window and context and window >= context:
+        yield "attention", "window"
+    if head_dim and _number(tree, "attention", "rope", "dims") == head_dim:
+        yield "attention", "rope", "dims"
+    if width and _number(tree, "embedding", "width") == width:
+        yield "embedding", "width"
+    yield from (path for path in _ONE if _number(tree, *path) == 1)
+
+
+def _overlay(base: Mapping, kind: Tree) -> Mapping:
+    """What a kind says beside the base: neither a window as long as the context, nor what the base says."""
+    assert isinstance(kind, Mapping)  # a map says so
+    context, window = _number(base, "context"), _number(kind, "attention", "window")
+    if context and window and window >= context:
+        kind = _dropped(kind, ("attention", "window"))
+    return _beside(base, kind)
+
+
+def _beside(base: Mapping, kind: Mapping) -> Mapping:
+    entries: dict[str, Entry] = {}
+    for key, entry in kind.entries.items():
+        below = at(base, (key,))
+        value = entry.value
+        if isinstance(value, Mapping):
+            value = _beside(below if isinstance(below, Mapping) else Mapping({}, value.place), value)
+            if value.entries:
+                entries[key] = Entry(entry.key, value)
+        elif (below is None and not is_none(value)) or (below is not None and plain(below) != plain(value)):
+            entries[key] = entry
+    return Mapping(entries, kind.place)
+
+
+def _dropped(tree: Mapping, path: Path) -> Mapping:
+    first, *rest = path
+    entry = tree.entries[first]
+    if not rest:
+        return Mapping({key: each for key, each in tree.entries.items() if key != first}, tree.place)
+    assert isinstance(entry.value, Mapping)
+    return Mapping({**tree.entries, first: Entry(entry.key, _dropped(entry.value, tuple(rest)))}, tree.place)
+
+
+def _number(tree: Mapping, *path: str) -> float | int | None:
+    found = at(tree, path)
+    value = plain(found) if found is not None else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,230 @@
+"""Maps: what the keys of a config.json mean, one data file a model type, read strictly.
+
+    spec             the spec of the model type; <key> stands for the value of a key of config.json
+    absent           the value of a key that a config.json leaves out or sets to null
+    if_null          the value of a key that is set to null, where that is another than the absent one's
+    spelled          another name of a key: the key; of all below it too
+    let              a name for a value that is computed
+    only             a key without a word in the language: the value, or the list of values, that it may have
+    without_effect   a key that does not change the function: the reason
+
+Beside <key>, a value may be
+
+    {from: key, is: {word: value}, else: value}            a table; absent and null are the word none
+    {if: key, then: value, else: value}                    of a truth value; else is none where it is left out
+    {times: [a, b]}, {ratio: [a, b]}, {power: [a, b]}      a b, a / b, a ^ b
+    {plus: [a, b]}, {log: [a, b]}                          a + b, ln a / ln b
+    {tile: [a, b]}                                         a value for each layer, these in turn
+    {every: n, last: a, others: b}                         a for each n-th layer
+    {until: n, before: a, after: b}                        a for the first n layers
+    {runs: [[[a, b], n]]}                                  a and b, n times
+
+`none` leaves a key of the spec out. A table or a condition on a list is applied to each of its values. In `layers`,
+`each` is the kind of each layer. What all model types have in common is read from _common.yaml.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+
+from blockc.diagnostics.importing import IMPORT_MAP
+from blockc.source import (
+    Entry,
+    Finding,
+    Mapping,
+    Place,
+    Scalar,
+    Sequence,
+    SpecError,
+    Tree,
+    finding,
+    parse,
+    plain,
+    suggest,
+)
+
+WORDS = ("import", "spec", "absent", "if_null", "spelled", "let", "only", "without_effect")
+# The first word of each value that is computed: the words beside it.
+OPS: dict[str, tuple[str, ...]] = {
+    "from": ("is", "else"),
+    "if": ("then", "else"),
+    "times": (),
+    "ratio": (),
+    "power": (),
+    "plus": (),
+    "log": (),
+    "tile": (),
+    "every": ("last", "others"),
+    "until": ("before", "after"),
+    "runs": (),
+}
+COMMON = "_common"
+KEY = r"[A-Za-z_][A-Za-z0-9_.]*"
+_HOLE = re.compile(rf"<({KEY})>")
+
+
+@dataclass(frozen=True)
+class Map:
+    """A model type's map, with what is common to all."""
+
+    spec: Mapping
+    absent: dict[str, Tree] = field(default_factory=dict[str, Tree])
+    if_null: dict[str, Tree] = field(default_factory=dict[str, Tree])
+    spelled: dict[str, str] = field(default_factory=dict[str, str])
+    let: dict[str, Tree] = field(default_factory=dict[str, Tree])
+    only: dict[str, Tree] = field(default_factory=dict[str, Tree])
+    without_effect: dict[str, str] = field(default_factory=dict[str, str])
+    read: frozenset[str] = frozenset()  # the keys that the spec depends on
+
+    @property
+    def known(self) -> frozenset[str]:
+        return self.read | self.only.keys() | self.without_effect.keys() | self.spelled.keys()
+
+
+def hole(tree: Tree) -> str | None:
+    """The key that <key> stands for."""
+    found = _HOLE.fullmatch(tree.value) if isinstance(tree, Scalar) and isinstance(tree.value, str) else None
+    return found[1] if found else None
+
+
+def op(tree: Mapping) -> str | None:
+    """The first word of a value that is computed."""
+    return next((word for word in OPS if word in tree.entries), None)
+
+
+@cache
+def model_types() -> tuple[str, ...]:
+    folder = files("blockc").joinpath("layouts", "config")
+    names = (entry.name for entry in folder.iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml") and name[0] != "_"))
+
+
+@cache
+def load_map(model_type: str) -> Map:
+    """The map of one of `model_types`."""
+    return read_map(_tree(model_type), read_map(_tree(COMMON)))
+
+
+def _tree(name: str) -> Mapping:
+    path = files("blockc").joinpath("layouts", "config", f"{name}.yaml")
+    return parse(path.read_bytes(), f"layouts/config/{name}.yaml")
+
+
+def read_map(tree: Mapping, common: Map | None = None) -> Map:
+    """A map's tree, every word understood or refused with its place. Its own words go before those in common."""
+    reader = _Reader()
+    top = reader.mapping(tree, WORDS)
+    version = plain(top["import"].value) if "import" in top else None
+    if type(version) is not int or version != 1:
+        place = top["import"].value.place if "import" in top else tree.place
+        raise SpecError([finding(IMPORT_MAP, place, "unknown version of the format of maps", expected="import: 1")])
+    said = {word: reader.trees(top[word].value) if word in top else {} for word in WORDS[2:]}
+    spec = top["spec"].value if "spec" in top else Mapping({}, tree.place)
+    spelled = {key: reader.text(each, "the name of a key") for key, each in said["spelled"].items()}
+    reasons = {key: reader.text(each, "why it has no effect") for key, each in said["without_effect"].items()}
+    shared = common or Map(Mapping({}, tree.place))
+    absent, if_null = {**shared.absent, **said["absent"]}, {**shared.if_null, **said["if_null"]}
+    let = {**shared.let, **said["let"]}
+    read = reader.reached(spec, let, absent, if_null)
+    if "spec" in top:
+        reader.unread([(key, tree) for word in ("absent", "if_null", "let") for key, tree in said[word].items()], read)
+    if reader.faults or not isinstance(spec, Mapping):
+        raise SpecError(dict.fromkeys(reader.faults))
+    return Map(
+        spec=spec,
+        absent=absent,
+        if_null=if_null,
+        spelled={**shared.spelled, **spelled},
+        let=let,
+        only={**shared.only, **said["only"]},
+        without_effect={**shared.without_effect, **reasons},
+        read=frozenset(read - let.keys()),
+    )
+
+
+class _Reader:
+    """Reads a map's tree. Faults are gathered, so that one run shows all that is wrong."""
+
+    def __init__(self) -> None:
+        self.faults: list[Finding] = []
+
+    def wrong(self, place: Place, message: str, expected: str, hint: str = "") -> None:
+        self.faults.append(finding(IMPORT_MAP, place, message, expected=expected, hint=hint))
+
+    def mapping(self, tree: Tree, words: tuple[str, ...]) -> dict[str, Entry]:
+        if not isinstance(tree, Mapping):
+            self.wrong(tree.place, "not a mapping", "key: value")
+            return {}
+        for key, entry in tree.entries.items():
+            if key not in words:
+                near = suggest(key, words)
+                self.wrong(entry.key, f"unknown word {key}", ", ".join(words), f"did you mean {near}?" if near else "")
+        return tree.entries
+
+    def trees(self, tree: Tree) -> dict[str, Tree]:
+        """The entries of a mapping whose keys are those of config.json."""
+        if not isinstance(tree, Mapping):
+            self.wrong(tree.place, "not a mapping", "key: value")
+            return {}
+        for key, entry in tree.entries.items():
+            if not re.fullmatch(KEY, key):
+                self.wrong(entry.key, f"{key} is no key of config.json", "letters, digits, _ and .")
+        return {key: entry.value for key, entry in tree.entries.items()}
+
+    def text(self, tree: Tree, expected: str) -> str:
+        if isinstance(tree, Scalar) and isinstance(tree.value, str) and tree.value:
+            return tree.value
+        self.wrong(tree.place, "not a text", expected)
+        return ""
+
+    def reached(self, spec: Tree, *given: dict[str, Tree]) -> set[str]:
+        """The keys that the spec depends on: those in it, and those in the values that they are given."""
+        found, todo = set[str](), set(self.keys(spec))
+        while todo:
+            found.add(key := todo.pop())
+            todo |= {each for values in given if key in values for each in self.keys(values[key])} - found
+        return found
+
+    def unread(self, given: list[tuple[str, Tree]], read: set[str]) -> None:
+        for key, tree in given:
+            if key not in read:
+                self.wrong(tree.place, f"{key} is given a value, and nothing reads it", f"<{key}> in the spec")
+
+    def keys(self, tree: Tree) -> Iterator[str]:
+        """Every key that a value reads; the words of what is computed are looked at on the way."""
+        match tree:
+            case Scalar():
+                if (key := hole(tree)) is not None:
+                    yield key
+                elif isinstance(tree.value, str) and "<" in tree.value:
+                    self.wrong(tree.place, "not a key of config.json", "<key>, and nothing beside it")
+            case Sequence():
+                for item in tree.items:
+                    yield from self.keys(item)
+            case Mapping():
+                yield from self.computed(tree)
+
+    def computed(self, tree: Mapping) -> Iterator[str]:
+        word = op(tree)
+        if word is not None:
+            self.mapping(tree, (word, *OPS[word]))
+            needed = set(OPS[word]) - {"else"}
+            if missing := needed - tree.entries.keys():
+                self.wrong(tree.place, f"{word} without {', '.join(sorted(missing))}", ", ".join((word, *OPS[word])))
+        for key, entry in tree.entries.items():
+            if key in ("from", "if"):
+                yield self.text(entry.value, "a key of config.json")
+            elif word == "from" and key == "is":
+                yield from (each for value in self.table(entry.value) for each in self.keys(value))
+            else:
+                yield from self.keys(entry.value)
+
+    def table(self, tree: Tree) -> list[Tree]:
+        if isinstance(tree, Mapping):
+            return [entry.value for entry in tree.entries.values()]
+        self.wrong(tree.place, "not a table", "{word: value}")
+        return []

@@ -1,0 +1,275 @@
+"""A config.json read through a map: the values that the map's spec stands for, each with its place in config.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from blockc.diagnostics import Code
+from blockc.diagnostics.importing import CONFIG_KEY, CONFIG_MISSING, CONFIG_VALUE
+from blockc.importing.maps import Map, hole, op
+from blockc.source import Entry, Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, finding, plain, suggest
+from blockc.source.jsontext import is_null
+
+NONE = "none"
+MOST_LAYERS = 10_000  # of a list for each layer
+
+
+def none(place: Place) -> Scalar:
+    return Scalar(NONE, place, NONE)
+
+
+def is_none(tree: Tree) -> bool:
+    return isinstance(tree, Scalar) and tree.value == NONE
+
+
+@dataclass
+class Reading:
+    """One config.json. Faults are gathered, each once, as a key is read once."""
+
+    map: Map
+    config: Mapping
+    depth: int = 0  # layers, where they are known
+    faults: list[Finding] = field(default_factory=list[Finding])
+    found: dict[str, Entry] = field(default_factory=dict[str, Entry])
+    values: dict[str, Tree] = field(default_factory=dict[str, Tree])
+
+    def __post_init__(self) -> None:
+        for name, entry in _leaves(self.config, "", self.map):
+            self._meet(name, _spelled(name, self.map), entry)
+
+    def wrong(self, code: Code, place: Place, message: str, expected: str = "", got: str = "", hint: str = "") -> None:
+        self.faults.append(finding(code, place, message, expected=expected, got=got, hint=hint))
+
+    def close(self) -> None:
+        """Raises SpecError with all that was found, by place."""
+        if self.faults:
+            raise SpecError(sorted(self.faults, key=lambda each: (each.place.line, each.place.column)))
+
+    # Keys
+
+    def _meet(self, name: str, key: str, entry: Entry) -> None:
+        if not self._knows(key, entry.value):
+            near = suggest(name, [known for known in self.map.known if not _below(name, known)])
+            hint = f"did you mean {near}?" if near else "what it does is not known, so that it is not passed over"
+            self.wrong(CONFIG_KEY, entry.key, f"unknown key {name}", hint=hint)
+        elif key in self.map.only and key not in self.map.read:
+            self._only(name, key, entry)
+        first = self.found.get(key)
+        if first is None or _empty(first.value):
+            self.found[key] = entry
+        elif not _empty(entry.value) and plain(first.value) != plain(entry.value):
+            others = [("the other is here", first.key)]
+            message, expected, got = f"{name} and another key differ", _shown(first.value), _shown(entry.value)
+            self.faults.append(finding(CONFIG_VALUE, entry.key, message, expected=expected, got=got, others=others))
+
+    def _knows(self, key: str, value: Tree) -> bool:
+        known = self.map.read | self.map.only.keys()
+        if key in known or any(_below(key, name) for name in self.map.without_effect):
+            return True
+        return _empty(value) and any(_below(name, key) for name in known)
+
+    def _only(self, name: str, key: str, entry: Entry) -> None:
+        wanted = self.map.only[key]
+        allowed = [_word(plain(each)) for each in (wanted.items if isinstance(wanted, Sequence) else [wanted])]
+        got = entry.value.items if isinstance(entry.value, Sequence) else [entry.value]
+        if all(is_null(each) or _word(plain(each)) in allowed for each in got):
+            return
+        message = f"no word of a spec stands for this {name}"
+        self.wrong(CONFIG_VALUE, entry.value.place, message, " or ".join(allowed), _shown(entry.value))
+
+    # Values
+
+    def key(self, key: str) -> Tree:
+        if key not in self.values:
+            self.values[key] = none(self.config.place)  # for a map that reads a key to give it its value
+            self.values[key] = self._key(key)
+        return self.values[key]
+
+    def _key(self, key: str) -> Tree:
+        if key in self.map.let:
+            return self.tree(self.map.let[key])
+        entry = self.found.get(key)
+        if entry is not None and not is_null(entry.value):
+            return entry.value
+        if entry is not None and key in self.map.if_null:
+            return self.tree(self.map.if_null[key])
+        if key in self.map.absent:
+            return self.tree(self.map.absent[key])
+        place = entry.key if entry is not None else self.config.place
+        self.wrong(CONFIG_MISSING, place, f"missing key {key}")
+        return none(place)
+
+    def tree(self, node: Tree) -> Tree:
+        """What a value of the map stands for."""
+        if (key := hole(node)) is not None:
+            return self.key(key)
+        match node:
+            case Scalar():
+                return node
+            case Sequence():
+                return Sequence(tuple(map(self.tree, node.items)), node.place)
+            case Mapping():
+                word = op(node)
+                return self._mapping(node) if word is None else self._computed(word, node)
+
+    def _mapping(self, node: Mapping) -> Mapping:
+        """A key stands where its value does, so that a fault of either is one of config.json."""
+        values = {key: (entry.key, self.tree(entry.value)) for key, entry in node.entries.items()}
+        here = self.config.place.file
+        entries = {
+            key: Entry(value.place if value.place.file == here else place, value)
+            for key, (place, value) in values.items()
+        }
+        return Mapping(entries, node.place)
+
+    def _computed(self, word: str, node: Mapping) -> Tree:
+        parts = {key: entry.value for key, entry in node.entries.items()}
+        match word:
+            case "from":
+                return self._each(self._named(parts["from"]), lambda value: self._chosen(node, value))
+            case "if":
+                return self._each(self._named(parts["if"]), lambda value: self._branch(node, value))
+            case "times" | "ratio" | "power" | "plus" | "log":
+                return self._number(word, self.tree(parts[word]))
+            case _:
+                return self._layers(word, {key: self.tree(part) for key, part in parts.items()}, node.place)
+
+    def _named(self, tree: Tree) -> Tree:
+        return self.key(str(plain(tree)))
+
+    def _each(self, value: Tree, apply: Callable[[Tree], Tree]) -> Tree:
+        if isinstance(value, Sequence):
+            return Sequence(tuple(map(apply, value.items)), value.place)
+        return apply(value)
+
+    def _chosen(self, node: Mapping, value: Tree) -> Tree:
+        table = node.entries["is"].value
+        assert isinstance(table, Mapping)
+        word = _word(plain(value))
+        if word in table.entries:
+            return _at(self.tree(table.entries[word].value), value.place)
+        if "else" in node.entries:
+            return _at(self.tree(node.entries["else"].value), value.place)
+        key = str(plain(node.entries["from"].value))
+        known = " or ".join(each for each in table.entries if each != NONE)
+        self.wrong(CONFIG_VALUE, value.place, f"no word of a spec stands for this {key}", known, _shown(value))
+        return none(value.place)
+
+    def _branch(self, node: Mapping, value: Tree) -> Tree:
+        truth = plain(value)
+        if truth not in (True, False, NONE):
+            key = str(plain(node.entries["if"].value))
+            self.wrong(CONFIG_VALUE, value.place, f"{key} is yes or no", "true or false", _shown(value))
+            return none(value.place)
+        word = "then" if truth in (True,) else "else"
+        return _at(self.tree(node.entries[word].value), value.place) if word in node.entries else none(value.place)
+
+    def _number(self, word: str, operands: Tree) -> Tree:
+        items = operands.items if isinstance(operands, Sequence) else (operands,)
+        numbers: list[Fraction] = []
+        for each in items:
+            value = plain(each)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                if not is_none(each):
+                    self.wrong(CONFIG_VALUE, each.place, "not a number", "a number", _shown(each))
+                return none(each.place)
+            numbers.append(Fraction(repr(value)))
+        here = self.config.place.file
+        place = next((each.place for each in items if each.place.file == here), operands.place)
+        try:
+            value = _arithmetic(word, numbers)
+        except (ZeroDivisionError, OverflowError, ValueError):
+            self.wrong(CONFIG_VALUE, place, "a number from which nothing can be computed")
+            return none(place)
+        return Scalar(value, place, repr(value))
+
+    def _layers(self, word: str, parts: dict[str, Tree], place: Place) -> Tree:
+        count = plain(parts[word])
+        n = count if isinstance(count, int) and count > 0 else 0
+        layers = range(self.depth)
+        items: list[Tree]
+        match word, parts[word]:
+            case "tile", Sequence(items=items_):
+                items = [items_[i % len(items_)] for i in layers]
+            case "every", _ if n:
+                items = [parts["others"] if (i + 1) % n else parts["last"] for i in layers]
+            case "until", _ if isinstance(count, int):
+                items = [parts["before"] if i < count else parts["after"] for i in layers]
+            case "runs", Sequence() as listed:
+                items = list(self._runs(listed))
+            case _:
+                self.wrong(CONFIG_VALUE, parts[word].place, "not a number of layers", "an integer above 0")
+                items = []
+        return Sequence(tuple(items), place if word == "tile" else parts[word].place)
+
+    def _runs(self, listed: Sequence) -> Iterator[Tree]:
+        """[[[a, b], n], ...] as a, b, a, b, ..."""
+        left = MOST_LAYERS
+        for run in listed.items:
+            match run:
+                case Sequence(items=(Sequence(items=once), Scalar(value=int() as n))) if 0 < n * len(once) <= left:
+                    left -= n * len(once)
+                    yield from once * n
+                case _:
+                    self.wrong(CONFIG_VALUE, run.place, "not a run of layers", "[[a, b], n]", _shown(run))
+
+
+def _arithmetic(word: str, numbers: list[Fraction]) -> int | float:
+    """Exact where that is rational. ZeroDivisionError, OverflowError or ValueError where there is no such number."""
+    match word:
+        case "power":
+            return math.pow(numbers[0], numbers[1])
+        case "log":
+            return math.log(numbers[0]) / math.log(numbers[1])
+        case "times":
+            exact = Fraction(math.prod(numbers))
+        case "plus":
+            exact = Fraction(sum(numbers))
+        case _:
+            exact = numbers[0] / numbers[1]
+    return exact.numerator if exact.denominator == 1 else float(exact)
+
+
+def _leaves(tree: Mapping, under: str, map_: Map) -> Iterator[tuple[str, Entry]]:
+    """The entries by their path, rope_scaling.factor; what is without effect is not entered."""
+    for key, entry in tree.entries.items():
+        name = f"{under}{key}"
+        if isinstance(entry.value, Mapping) and entry.value.entries and name not in map_.without_effect:
+            yield from _leaves(entry.value, f"{name}.", map_)
+        else:
+            yield name, entry
+
+
+def _spelled(name: str, map_: Map) -> str:
+    for _ in range(len(map_.spelled) + 1):
+        before = max((each for each in map_.spelled if _below(name, each)), key=len, default=None)
+        if before is None:
+            break
+        name = map_.spelled[before] + name.removeprefix(before)
+    return name
+
+
+def _below(name: str, key: str) -> bool:
+    return name == key or name.startswith(f"{key}.")
+
+
+def _empty(value: Tree) -> bool:
+    return is_null(value) or (isinstance(value, Mapping) and not value.entries)
+
+
+def _at(tree: Tree, place: Place) -> Tree:
+    """A word of the map, at the place in config.json that chose it."""
+    return Scalar(tree.value, place, tree.text, tree.quoted) if isinstance(tree, Scalar) else tree
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _shown(tree: Tree) -> str:
+    return tree.text if isinstance(tree, Scalar) else "a list" if isinstance(tree, Sequence) else "an object"
