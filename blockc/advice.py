@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from blockc.algebra import leaves
 from blockc.compile import Compiled
 from blockc.diagnostics.advice import FUSED_HEADS, NO_EXPECT, ROPE_COVERAGE, WIDTH
-from blockc.parts import Attention, Mlp, Part
+from blockc.parts import Attention, Llama3, Mlp, Part, Yarn
 from blockc.report.figures import count
 from blockc.report.graph import Graph
 from blockc.report.memory import growth
@@ -76,7 +76,7 @@ def says(read: Tree, key: str) -> bool:
 
 def _beyond(part: Attention, context: int, place: Place, read: Tree) -> Iterator[Finding]:
     scaling = part.rope.scaling if part.rope else None
-    if scaling is None or scaling.factor * scaling.original >= context:
+    if not isinstance(scaling, Llama3 | Yarn) or scaling.factor * scaling.original >= context:
         return
     covered = f"{scaling.factor * scaling.original:g}"
     yield finding(

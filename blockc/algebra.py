@@ -1,4 +1,4 @@
-"""The block algebra: chains, residuals and sums over labelled parts. The language's short words become these terms.
+"""The block algebra: chains, residuals, sums and factors over labelled parts. The short words become these terms.
 
     pre-norm = residual(attention_norm, attention), residual(mlp_norm, mlp)
 
@@ -29,15 +29,16 @@ from blockc.source import (
     find,
     finding,
     key_place,
+    plain,
 )
 from blockc.source import suggest as nearest
 from blockc.spec import Layer, Spec, key_of, own_part, written
 from blockc.spec.faults import dotted, from_problem, shown
 from blockc.spec.labels import refusal
 
-_TERM = "a label, {residual: [...]} or {sum: [[...], [...]]}"
+_TERM = "a label, {residual: [...]}, {sum: [[...], [...]]} or {scale: x}"
 _CHAIN = "[term, term, ...]"
-_LATER = ("product", "scale")
+_LATER = ("product",)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,14 @@ class Sum:
     branches: tuple[Chain, ...]
 
 
-Term = Leaf | Chain | Residual | Sum
+@dataclass(frozen=True)
+class Scaled:
+    """factor * x"""
+
+    factor: float
+
+
+Term = Leaf | Chain | Residual | Sum | Scaled
 
 
 @dataclass(frozen=True)
@@ -85,8 +93,11 @@ class Decoder:
     kinds: tuple[str, ...] = field(compare=False)
     layers: tuple[Chain, ...] = ()
     final_norm: Norm | None = None
+    embedding_width: int | None = None
+    embedding_norm: Norm | None = None
     tied: bool = False
     head_bias: bool = False
+    head_scale: float | None = None
     softcap: float | None = None
 
     @property
@@ -97,7 +108,7 @@ class Decoder:
 
 def elaborate(spec: Spec) -> Decoder:
     """Raises SpecError where a term does not stand."""
-    top = spec.top
+    top, embedding = spec.top, spec.top.embedding
     terms = dict(every(lambda layer: (layer.kind, _layer_term(layer, top.width, top.context)), spec.distinct))
     if faults := [*_unread_parts(spec, terms), *_unread_keys(spec, terms)]:
         raise SpecError(faults)
@@ -106,12 +117,15 @@ def elaborate(spec: Spec) -> Decoder:
         width=top.width,
         context=top.context,
         scale=_scale(spec),
+        embedding_width=embedding.width if embedding else None,
+        embedding_norm=embedding.norm.resolved(top.width) if embedding and embedding.norm else None,
         positions=top.positions,
         kinds=tuple(layer.kind for layer in spec.layers),
         layers=tuple(terms[layer.kind] for layer in spec.layers),
         final_norm=spec.final_norm.part.resolved(top.width) if spec.final_norm else None,
         tied=top.head.tied,
         head_bias=bool(top.head.bias),
+        head_scale=top.head.scale,
         softcap=top.head.softcap,
     )
 
@@ -133,6 +147,8 @@ def leaves(term: Term) -> Iterator[Leaf]:
         case Sum(branches):
             for branch in branches:
                 yield from leaves(branch)
+        case Scaled():
+            pass
 
 
 # Reading a term
@@ -169,6 +185,8 @@ class _Reader:
                 return Residual(self.chain(entry.value))
             case Mapping(entries={"sum": entry, **rest}) if not rest:
                 return self.sum(entry.value)
+            case Mapping(entries={"scale": entry, **rest}) if not rest:
+                return self.scale(entry.value)
             case _:
                 words = list(tree.entries) if isinstance(tree, Mapping) else []
                 hint = f"{words[0]} is kept for a later version" if words and words[0] in _LATER else ""
@@ -181,6 +199,13 @@ class _Reader:
             raise SpecError([finding(TERM, tree.place, message, expected=expected, got=shown(tree))])
         return Sum(tuple(every(self.chain, tree.items)))
 
+    def scale(self, tree: Tree) -> Scaled:
+        factor = plain(tree)
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
+            message = "a scale is one factor"
+            raise SpecError([finding(TERM, tree.place, message, expected="a number above 0", got=shown(tree))])
+        return Scaled(float(factor))
+
     def chain_of_words(self, words: list[Any]) -> Chain:
         """A term of norm.placement, whose places are those of the keys that it stands for."""
         return Chain(tuple(every(self._word, words)))
@@ -192,6 +217,8 @@ class _Reader:
         ((kind, body),) = word.items()
         if kind == "residual":
             return Residual(self.chain_of_words(body))
+        if kind == "scale":
+            return Scaled(float(body))
         return Sum(tuple(every(self.chain_of_words, body)))
 
     def leaf(self, label: str, place: Place) -> Leaf:
@@ -281,13 +308,14 @@ def canonical(value: object) -> Any:
                 "vocab": value.vocab,
                 "width": value.width,
                 "context": value.context,
-                "embedding": {"scale": value.scale},
+                "embedding": {"scale": value.scale, **_said(width=value.embedding_width, norm=value.embedding_norm)},
                 "positions": canonical(value.positions),
                 "blocks": {name: canonical(chain) for chain, name in names.items()},
                 "layers": [names[chain] for chain in value.layers],
                 "final_norm": canonical(value.final_norm),
-                "head": {"tied": value.tied, **({"bias": True} if value.head_bias else {}), "softcap": value.softcap},
-            }
+                "head": {"tied": value.tied, **_said(bias=value.head_bias or None, scale=value.head_scale),
+                         "softcap": value.softcap},
+            }  # fmt: skip
         case Leaf():
             key = next(key for key, class_ in PARTS.items() if type(value.part) is class_)
             return {value.label: {key: canonical(value.part)}}
@@ -297,7 +325,14 @@ def canonical(value: object) -> Any:
             return {"residual": canonical(value.body)}
         case Sum():
             return {"sum": [canonical(branch) for branch in value.branches]}
+        case Scaled():
+            return {"scale": value.factor}
         case Part() | Learned() | Sine():
             return written(value)
         case _:
             return value
+
+
+def _said(**keys: object) -> dict[str, Any]:
+    """Those of the keys that are there."""
+    return {key: canonical(value) for key, value in keys.items() if value is not None}

@@ -20,16 +20,18 @@ from blockc import folder, interp
 from blockc.checking import check_file, check_text, misses
 from blockc.checkpoint import open_checkpoint
 from blockc.compile import PORTABLE, Compiled, compiled
+from blockc.facts import misfits
+from blockc.importing import config_file, read_config, spec_text
 from blockc.ir import Function, Value, called, is_call
 from blockc.ops import Add, Array
 from blockc.plan import Mode, Plan, plan
 from blockc.proof import TARGETS, Proof, prove
 from blockc.report import Report, report
 from blockc.shrink import shrink
-from blockc.source import Finding, SpecError
-from blockc.spec import load
+from blockc.source import Finding, Mapping, SpecError, override, read
+from blockc.spec import from_tree
 from blockc.target import Target
-from blockc.weights import random_parameters
+from blockc.weights import group_sizes, layout, matched, misfit, random_parameters, rules
 
 __all__ = [
     "Built",
@@ -41,6 +43,7 @@ __all__ = [
     "check_text",
     "compile",
     "figures",
+    "import_spec",
     "show",
     "spec_files",
     "trace",
@@ -52,13 +55,54 @@ __all__ = [
 def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # noqa: A001
     """The spec at `path`, with `key.path=value` assignments laid over it, as a verified graph.
 
+    A config.json, or a folder with one, is imported.
     Raises SpecError also where a figure of `expect` or the checkpoint's layout does not hold. `expect` speaks of the
     spec as it is written, so with assignments it is not compared.
     """
-    model = compiled(load(path, tuple(assignments)))
+    tree = _tree(Path(path))
+    for assignment in assignments:
+        tree = override(tree, assignment)
+    model = compiled(from_tree(tree))
     if found := misses(model, expectations=not assignments):
         raise SpecError(found)
     return model
+
+
+def _tree(path: Path) -> Mapping:
+    config = config_file(path)
+    return read(path) if config is None else read_config(config).tree
+
+
+def import_spec(path: Path | str) -> str:
+    """The text of a spec for a config.json, or for the folder of a checkpoint, as a person would write it.
+
+    Raises SpecError naming every key and value of config.json that is not understood, by line and column. What the
+    folder's weights are named and shaped is compared with the spec; CheckpointError names all that does not fit.
+    """
+    file = config_file(Path(path)) or Path(path)
+    imported = read_config(file)
+    model = compiled(from_tree(imported.tree))
+    if found := misses(model):
+        raise SpecError(found)
+    weighed = has_weights(file.parent) and Path(path).is_dir()
+    if weighed:
+        _fits(model, file.parent)
+    return spec_text(imported, model, weighed)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether safetensors lie in a folder."""
+    return any(folder.glob("*.safetensors"))
+
+
+def _fits(model: Compiled, folder: Path) -> None:
+    """Raises CheckpointError where the headers of a folder's weights are not those of the model; no tensor is read."""
+    held = open_checkpoint(folder)
+    says = misfits(held.says, model.function, model.spec.top.context)
+    named = layout(model.spec.top.checkpoint or "")
+    match = matched(rules(named, model.function, group_sizes(model.function)), held.tensors)
+    if faults := [*says, *match.faults]:
+        raise misfit(faults)
 
 
 def bundled() -> dict[str, Path]:

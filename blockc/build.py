@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from blockc.algebra import Chain, Decoder, Leaf, Residual, Sum, Term, leaves
+from blockc.algebra import Chain, Decoder, Leaf, Residual, Scaled, Sum, Term, leaves
 from blockc.ir import B, Function, GraphError, Interner, Node, S, Value, apply, node, tensor
 from blockc.ir.roll import called, is_call
 from blockc.ops import Add, Call, Embed, Input, KeyPositions, Linear, QueryPositions, Scale, Softcap
@@ -70,14 +70,19 @@ class _Root:
         self.shared[shared] = tuple(made[i] for i in range(len(made.types)))
 
     def stream(self) -> Value:
-        """Look up, scale, add positions."""
+        """Look up, project, scale, add positions, norm."""
         decoder = self.decoder
-        self.table = node(Embed(decoder.vocab, decoder.width), self.named["input_ids"], name="embedding")
+        wide = decoder.embedding_width or decoder.width
+        self.table = node(Embed(decoder.vocab, wide), self.named["input_ids"], name="embedding")
         x = self.table[0]
+        if wide != decoder.width:
+            x = apply(Linear(wide, decoder.width), x, name="project_in")
         if decoder.scale is not None:
             x = apply(Scale(decoder.scale), x, name="scaled_embedding")
         if decoder.positions is not None:
             x = decoder.positions.add(x, self.named["position_ids"], decoder.context)
+        if decoder.embedding_norm is not None:
+            x = decoder.embedding_norm.expand(Scope(decoder.width), x, "embedding_norm", None)
         return x
 
     def layer(self, piece: Piece, x: Value, name: str, place: Place | None) -> Value:
@@ -86,11 +91,16 @@ class _Root:
 
     def head(self, x: Value) -> Value:
         """A tied head shares the embedding's Param; a bias is its own."""
-        op = Linear(self.decoder.width, self.decoder.vocab, self.decoder.head_bias)
+        wide = self.decoder.embedding_width or self.decoder.width
+        if wide != self.decoder.width:
+            x = apply(Linear(self.decoder.width, wide), x, name="project_out")
+        op = Linear(wide, self.decoder.vocab, self.decoder.head_bias)
         made = node(op, x, name="head")
         if self.decoder.tied:
             made = node(op, x, name="head", params=(*self.table.params, *made.params[1:]))
         logits = made[0]
+        if self.decoder.head_scale is not None:
+            logits = apply(Scale(self.decoder.head_scale), logits, name="scaled_logits")
         if self.decoder.softcap is not None:
             logits = apply(Softcap(self.decoder.softcap), logits, name="capped_logits")
         return logits
@@ -151,6 +161,8 @@ def _expand(term: Term, scope: Scope, x: Value) -> Value:
                 name = "_plus_".join(_main(branch) for branch in branches[:i])
                 total = _add(total, value, scope.fresh(name), _place(branches[i - 1]))
             return total
+        case Scaled(factor):
+            return apply(Scale(factor), x, name=scope.fresh(f"scaled_{x.node.name}"), place=x.node.place)
 
 
 def _add(x: Value, branch: Value, name: str, place: Place | None) -> Value:
@@ -168,7 +180,8 @@ def _add(x: Value, branch: Value, name: str, place: Place | None) -> Value:
 def _main(term: Term) -> str:
     """The label that a branch is known by: its mixer's or MLP's, else its last."""
     labels = list(leaves(term))
-    return next((leaf.label for leaf in labels if not isinstance(leaf.part, Norm)), labels[-1].label)
+    mixers = [leaf.label for leaf in labels if not isinstance(leaf.part, Norm)]
+    return (mixers or [leaf.label for leaf in labels[-1:]] or ["scaling"])[0]
 
 
 def _joined(body: Chain) -> str:
@@ -190,6 +203,8 @@ def drawing(term: Term, x: str = "x") -> str:
             return f"{x} + {drawing(body, x)}"
         case Sum(branches):
             return " + ".join(drawing(branch, x) for branch in branches)
+        case Scaled(factor):
+            return f"{factor:g} * ({x})" if " " in x else f"{factor:g} * {x}"
 
 
 def steps(layer: Chain) -> str:

@@ -18,19 +18,25 @@ import numpy as np
 
 from blockc.ir import Function, functions, parameters
 from blockc.ops import (
+    Alibi,
     Attention,
+    ClampedSwiglu,
     Gelu,
     GeluTanh,
     LayerNorm,
+    LinearScaling,
     Llama3Scaling,
+    LongropeScaling,
     Op,
     Relu,
+    Relu2,
     RmsNorm,
     Rotary,
     RotaryTable,
     Silu,
     Softcap,
     Visible,
+    YarnScaling,
 )
 from blockc.safetensors import CheckpointError, shown
 
@@ -65,6 +71,7 @@ _SCALING: dict[str, tuple[str, ...]] = {
     "attention.rope.scaling.high_freq_factor": ("high_freq_factor",),
     "attention.rope.scaling.original": ("original_max_position_embeddings",),
 }
+_COMPARED = frozenset(("llama3", "linear"))  # scalings that the graph still says as the file does
 # The same of GGUF, behind the architecture's name.
 _GGUF: dict[str, tuple[str, ...]] = {
     "vocab": ("vocab_size",),
@@ -85,9 +92,18 @@ _GGUF: dict[str, tuple[str, ...]] = {
 }
 _ACTIVATIONS: dict[str, str] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu2": "relu2",
 }  # fmt: skip
-_WORDS: dict[type[Op], str] = {Silu: "silu", Gelu: "gelu", GeluTanh: "gelu_tanh", Relu: "relu"}
+_SCALINGS: Mapping[type, str | None] = {
+    type(None): None,
+    LinearScaling: "linear",
+    Llama3Scaling: "llama3",
+    YarnScaling: "yarn",
+    LongropeScaling: "longrope",
+}
+_WORDS: dict[type[Op], str] = {
+    Silu: "silu", Gelu: "gelu", GeluTanh: "gelu_tanh", Relu: "relu", Relu2: "relu2", ClampedSwiglu: "silu",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,12 @@ def config_says(path: Path) -> tuple[Said, ...]:
     return tuple(_config(cast(dict[str, object], data)))
 
 
+def _hides_nothing(config: Mapping[str, object]) -> bool:
+    """A window as long as the context."""
+    window, context = config.get("sliding_window"), config.get("max_position_embeddings")
+    return isinstance(window, int) and isinstance(context, int) and window >= context
+
+
 def _config(config: Mapping[str, object]) -> Iterator[Said]:
     for said in _named(config, _CONFIG):
         activation = said.key == "activation"
@@ -122,7 +144,7 @@ def _config(config: Mapping[str, object]) -> Iterator[Said]:
     kinds = config.get("layer_types")
     full = config.get("use_sliding_window") is False or (isinstance(kinds, list) and "sliding_attention" not in kinds)
     if "sliding_window" in config:
-        window = None if full else config["sliding_window"]
+        window = None if full or _hides_nothing(config) else config["sliding_window"]
         yield from _plain("attention.window", "sliding_window", window, none=True)
     if isinstance(scalar := config.get("query_pre_attn_scalar"), int | float) and scalar > 0:
         yield Said("attention.scale", "query_pre_attn_scalar ** -0.5", scalar**-0.5)
@@ -134,7 +156,9 @@ def _config(config: Mapping[str, object]) -> Iterator[Said]:
         yield Said("attention.rope.scaling.type", f"{name}.rope_type", None if kind == "default" else kind)
     elif "rope_scaling" in config and not rope:
         yield Said("attention.rope.scaling.type", "rope_scaling", None)
-    yield from (Said(said.key, f"{name}.{said.name}", said.value) for said in _named(rope, _SCALING))
+    for said in _named(rope, _SCALING):
+        if kind in _COMPARED or (kind == "yarn" and said.name == "factor"):  # all else is in the frequencies
+            yield Said(said.key, f"{name}.{said.name}", said.value)
 
 
 def gguf_says(architecture: str, metadata: Mapping[str, Any], factors: tuple[float, ...] | None) -> tuple[Said, ...]:
@@ -189,7 +213,7 @@ def _figures(function: Function) -> Iterator[tuple[str, Value]]:
                     yield from (("attention.rope.dims", width), ("attention.rope.dims over head_dim", width / head_dim))
                 case RotaryTable() as table:
                     yield from _rope(table)
-                case Visible(window):
+                case Visible(window) | Alibi(window=window):
                     yield "attention.window", window
                 case RmsNorm() | LayerNorm() as norm:
                     yield "norm.eps", norm.eps
@@ -207,7 +231,8 @@ def _sizes(function: Function) -> Iterator[tuple[str, Value]]:
     yield from (("depth", len(layers)), ("head.tied", "head.weight" not in params))
     for path, param in params.items():
         if path == "embedding.weight":
-            yield from zip(("vocab", "width"), param.shape, strict=True)
+            inwards = params.get("project_in.weight")
+            yield from (("vocab", param.shape[0]), ("width", inwards.shape[0] if inwards else param.shape[1]))
         if re.fullmatch(r"layers\.\d+\.mlp\.up\.weight", path):
             yield "mlp.width", param.shape[0]
 
@@ -217,13 +242,15 @@ def _rope(table: RotaryTable) -> Iterator[tuple[str, Value]]:
     scaling = table.scaling
     moving = table.theta ** (-2.0 * np.arange(table.pairs) / table.over)
     yield "attention.rope.scaling", tuple((moving / table.frequencies[: table.pairs]).tolist())
-    yield "attention.rope.scaling.type", None if scaling is None else "llama3"
+    yield "attention.rope.scaling.type", _SCALINGS[type(scaling)]
+    at = "attention.rope.scaling"
     match scaling:
+        case LinearScaling(factor) | YarnScaling(factor):
+            yield f"{at}.factor", factor
         case Llama3Scaling(factor, low, high, original):
-            at = "attention.rope.scaling"
             yield from ((f"{at}.factor", factor), (f"{at}.low_freq_factor", low))
             yield from ((f"{at}.high_freq_factor", high), (f"{at}.original", original))
-        case None:
+        case LongropeScaling() | None:
             pass
 
 

@@ -19,29 +19,35 @@ from blockc.source.text import decode, resolve
 
 _SPEC = (
     "blockc", "name", "description", "vocab", "width", "depth", "context", "positions", "embedding", "attention", "mlp",
-    "norm", "head", "block", "parts", "layers", "init", "checkpoint", "expect",
+    "norm", "residual_scale", "head", "block", "parts", "layers", "init", "checkpoint", "expect",
 )  # fmt: skip
 # The keys of a mapping in the order of docs/language.md. Names of kinds and of labels stay in theirs.
 ORDERS: dict[str, tuple[str, ...]] = {
     "spec": _SPEC,
     "layer": _SPEC,
-    "norm": ("type", "eps", "bias", "offset", "placement", "final"),
+    "norm": ("type", "eps", "weight", "bias", "offset", "placement", "final"),
     "attention": (
-        "heads", "kv_heads", "head_dim", "scale", "causal", "bias", "window", "softcap", "qk_norm", "rope",
+        "heads", "kv_heads", "head_dim", "scale", "causal", "bias", "window", "softcap", "clip", "sinks",
+        "qk_norm", "rope", "alibi",
     ),
     "qk_norm": ("over", "weights", "type", "eps", "offset"),
     "rope": ("theta", "pairing", "dims", "pairs", "scaling"),
-    "scaling": ("type", "factor", "low_freq_factor", "high_freq_factor", "original"),
-    "mlp": ("type", "width", "bias"),
-    "head": ("tied", "bias", "softcap"),
+    "scaling": (
+        "type", "factor", "low_freq_factor", "high_freq_factor", "original", "beta_fast", "beta_slow", "truncate",
+        "short", "long", "choose", "attention_factor",
+    ),
+    "mlp": ("type", "width", "limit", "alpha", "bias"),
+    "embedding": ("scale", "width", "norm"),
+    "head": ("tied", "bias", "scale", "softcap"),
     "layers": ("first", "pattern", "last", "kinds"),
     "expect": ("parameters", "active_parameters", "kv_values_per_token", "layers"),
     "bounds": ("min", "max"),
 }  # fmt: skip
 _INSIDE = {
-    "spec": ("norm", "attention", "mlp", "head", "layers", "expect"),
+    "spec": ("embedding", "norm", "attention", "mlp", "head", "layers", "expect"),
     "layer": ("norm", "attention", "mlp"),
     "attention": ("qk_norm", "rope"),
+    "embedding": ("norm",),
     "rope": ("scaling",),
 }
 

@@ -237,13 +237,13 @@ def spec_text(name: str, family: Family, sizes: Sizes, budget: float | None) -> 
     data = {**family.with_sizes(sizes), "name": name}
     counted = family.count(sizes)
     data["expect"] = {"parameters": counted}
-    lines: list[str] = []
+    written: list[str] = []
     for key in ORDERS["spec"]:
         if key in data:
-            lines += _comments(family, sizes, budget, counted) if key == "width" else ()
-            lines += ["# parameters: as computed from these sizes"] if key == "expect" else ()
-            lines += _lines(key, data[key], "")
-    return "\n".join(lines) + "\n"
+            written += _comments(family, sizes, budget, counted) if key == "width" else ()
+            written += ["# parameters: as computed from these sizes"] if key == "expect" else ()
+            written += lines(key, data[key], "")
+    return "\n".join(written) + "\n"
 
 
 def _comments(family: Family, sizes: Sizes, budget: float | None, counted: int) -> list[str]:
@@ -260,11 +260,12 @@ def _comments(family: Family, sizes: Sizes, budget: float | None, counted: int) 
     ]
 
 
-def _lines(key: str, value: Any, indent: str) -> list[str]:
+def lines(key: str, value: Any, indent: str) -> list[str]:
+    """A key and its value: on one line where there is room, else a key a line."""
     one = f"{indent}{key}: {_flow(value)}"
     if len(one) <= WIDE or not isinstance(value, dict):
         return [one]
-    return [f"{indent}{key}:", *(line for k, v in value.items() for line in _lines(k, v, indent + "  "))]
+    return [f"{indent}{key}:", *(line for k, v in value.items() for line in lines(k, v, indent + "  "))]
 
 
 def _flow(value: Any) -> str:

@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BeforeValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from blockc.advice import described, says
-from blockc.algebra import Chain, Leaf, Residual, Term
+from blockc.algebra import Chain, Leaf, Residual, Scaled, Term
 from blockc.compile import Compiled
 from blockc.diagnostics.figures import (
     POLICY_EXPECT,
@@ -218,14 +218,16 @@ def _kv_place(model: Compiled) -> Place:
 
 
 def _said(term: Term) -> Any:
-    """A term as the plain lists and mappings that a spec says it by."""
+    """A term as the plain lists and mappings that a spec says it by, whatever the factors of its branches."""
     match term:
         case Leaf():
             return term.label
         case Chain():
-            return [_said(inner) for inner in term.terms]
+            return [_said(inner) for inner in term.terms if not isinstance(inner, Scaled)]
         case Residual():
             return {"residual": _said(term.body)}
+        case Scaled():
+            return {"scale": term.factor}
         case _:
             return {"sum": [_said(branch) for branch in term.branches]}
 

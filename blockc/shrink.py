@@ -1,8 +1,8 @@
 """Tiny twins: a spec small enough to prove in a second, with the same structure and the same ratios.
 
-Heads keep their ratio to key-value heads, a rotary part its fraction of the head, the MLP its multiple of the width;
-there is a layer or two of each kind; windows, caps and scaled contexts shrink until a short run crosses them, for what
-a run never crosses it never tests.
+Heads keep their ratio to key-value heads, up to four to one, a rotary part its fraction of the head, the MLP its
+multiple of the width; there is a layer or two of each kind; windows, caps and scaled contexts shrink until a short run
+crosses them, for what a run never crosses it never tests.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ from blockc.source import Entry, Mapping, Scalar, Sequence, Tree, at, find, plai
 from blockc.spec import Spec, from_tree
 
 HEAD_DIM = 16  # the least that fused attention takes
+GROUP = 4  # the most query heads that read one key-value head
 WIDTH = 64  # of a stream that no heads read
 VOCAB = 96
 CONTEXT = 128
-ORIGINAL = 64  # of a scaled rope: its wavelengths then fall into all three bands
+ORIGINAL = 64  # of a rope scaled by wavelength: its wavelengths then fall into all three bands
 WINDOW = 5
+SHARPNESS = 0.5  # the least of scores, over their scale by head_dim alone: under a smaller one all keys weigh alike
+SCALES = (0.75, 1.5)  # of branches and logits: what is scaled to nothing proves nothing
+CLAMP = 1.0  # of gate and up, likewise
+CLIP = 1.0  # of queries, keys and values, whose spread in a twin is about 1
 SOFTCAP = 2.0  # near the spread of random scores: a cap that bends nothing proves nothing
 
 
@@ -29,12 +34,17 @@ def shrink(spec: Spec) -> Spec:
     tree = _without(spec.tree, "expect", "description")
     tree = _set(tree, ("name",), spec.name.removesuffix("-twin") + "-twin")
     tree = _set(tree, ("width",), sizes.width)
-    tree = _set(tree, ("vocab",), min(spec.top.vocab, VOCAB))
+    tree = _set(tree, ("vocab",), min(spec.top.vocab, VOCAB + (sizes.width == VOCAB)))  # no two sizes alike by chance
     tree = _set(tree, ("context",), min(spec.top.context, CONTEXT))
     for place in _layer_places(tree):
         tree = _attention(tree, (*place, "attention"), sizes)
         tree = _mlp(tree, (*place, "mlp"), spec.top.width, sizes.width)
+        tree = _within(tree, (*place, "residual_scale"), *SCALES)
     tree = _depth(tree, spec)
+    if spec.top.embedding and spec.top.embedding.width:
+        wide = spec.top.embedding.width * sizes.width // spec.top.width
+        tree = _set(tree, ("embedding", "width"), max(1, wide) + (wide == sizes.width))
+    tree = _within(tree, ("head", "scale"), *SCALES)
     if spec.top.head.softcap:
         tree = _set(tree, ("head", "softcap"), min(spec.top.head.softcap, SOFTCAP))
     return from_tree(tree)
@@ -78,9 +88,9 @@ class _Sizes:
 
 
 def heads(a: Attention) -> tuple[int, int]:
-    """Two key-value heads at least, so that their order shows, and the same number of queries to each."""
+    """Two key-value heads at least, so that their order shows, and as many queries to each, up to GROUP."""
     kv_heads = a.kv_heads or a.heads
-    group = a.heads // kv_heads
+    group = min(a.heads // kv_heads, GROUP)
     few = min(kv_heads, 2 if group > 1 else 4)
     return few * group, few
 
@@ -111,13 +121,19 @@ def _attention(tree: Mapping, path: tuple[str, ...], sizes: _Sizes) -> Mapping:
     edits: dict[tuple[str, ...], int | float] = {(key,): new[key] for key in _OWN if isinstance(said.get(key), int)}
     if "heads" in said and "head_dim" not in said and few * head_dim != sizes.width:
         edits["head_dim",] = head_dim
-    for key, most in (("window", WINDOW), ("softcap", SOFTCAP)):
+    for key, most in (("window", WINDOW), ("softcap", SOFTCAP), ("clip", CLIP)):
         if isinstance(value := said.get(key), int | float):
             edits[key,] = min(value, most)
-    if isinstance(scale := said.get("scale"), int | float):
-        edits["scale",] = scale * ((a.head_dim or 1) / head_dim) ** 0.5
+    if isinstance(scale := said.get("scale"), int | float) and scale != 1:  # 1 is no scaling, whatever the head
+        edits["scale",] = max(scale * ((a.head_dim or 1) / head_dim) ** 0.5, SHARPNESS * head_dim**-0.5)
     for key, value in (edits | _rope(here, sizes.factor)).items():
         tree = _set(tree, (*path, *key), value)
+    for key in ("short", "long"):
+        at_key = (*path, "rope", "scaling", key)
+        if isinstance(listed := at(tree, at_key), Sequence):
+            few = max(1, int(len(listed.items) * sizes.factor))
+            spread = (listed.items[i * len(listed.items) // few] for i in range(few))
+            tree = _put(tree, at_key, Sequence(tuple(spread), listed.place))
     return tree
 
 
@@ -127,8 +143,9 @@ def _rope(here: Mapping, factor: Fraction) -> dict[tuple[str, ...], int | float]
         count = at(here, ("rope", key))
         if isinstance(count, Scalar) and isinstance(count.value, int):
             edits["rope", key] = max(1, int(count.value * factor))
-    original = at(here, ("rope", "scaling", "original"))
-    if isinstance(original, Scalar) and isinstance(original.value, int):
+    kind, original = (at(here, ("rope", "scaling", key)) for key in ("type", "original"))
+    by_turns = isinstance(kind, Scalar) and kind.value == "yarn"  # its bands are of the pairs, however far apart
+    if isinstance(original, Scalar) and isinstance(original.value, int) and not by_turns:
         edits["rope", "scaling", "original"] = min(original.value, ORIGINAL)
     return edits
 
@@ -137,6 +154,7 @@ def _mlp(tree: Mapping, path: tuple[str, ...], was: int, width: int) -> Mapping:
     wide = at(tree, (*path, "width"))
     if not isinstance(wide, Scalar) or not isinstance(wide.value, int):
         return tree
+    tree = _within(tree, (*path, "limit"), 0, CLAMP)
     return _set(tree, (*path, "width"), max(1, wide.value * width // was))
 
 
@@ -163,6 +181,14 @@ def _few(item: Tree) -> tuple[Tree, ...]:
     ((name, entry),) = item.entries.items()
     one = Scalar(name, entry.key, name)
     return (one, one) if plain(entry.value) != 1 else (one,)
+
+
+def _within(tree: Mapping, path: tuple[str, ...], least: float, most: float) -> Mapping:
+    """The number at this path, if there is one, brought into these bounds."""
+    held = at(tree, path)
+    if not isinstance(held, Scalar) or not isinstance(held.value, int | float):
+        return tree
+    return _set(tree, path, min(max(held.value, least), most))
 
 
 def _set(tree: Mapping, path: tuple[str, ...], value: str | int | float) -> Mapping:

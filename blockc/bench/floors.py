@@ -20,7 +20,7 @@ from blockc.report.graph import Scores, flops, holds_scores, mask_of
 from blockc.target import Dtype, Target
 
 Shape = tuple[int, int]
-_MOST = 4  # distinct matrices whose products are timed
+_TIMED = 4  # distinct matrices whose products are timed
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Work:
         """(K, M) of the largest matrices that all tokens of a prompt are multiplied with."""
         whole = [n.op for n in self._served.nodes if isinstance(n.op, Linear) and n.types[0].shape[1].value is None]
         shapes = {(op.inputs, op.outputs) for op in whole}
-        return sorted(shapes, key=lambda shape: (-shape[0] * shape[1], shape))[:_MOST]
+        return sorted(shapes, key=lambda shape: (-shape[0] * shape[1], shape))[:_TIMED]
 
     @cached_property
     def _served(self) -> Function:

@@ -168,7 +168,7 @@ def main() -> None:
     """Begins again where the environment is to change: NumPy's BLAS has read it by now."""
     env = {key: value for key, value in os.environ.items() if key not in _KERNELS} | _ONE_THREAD
     if env != dict(os.environ) and hasattr(os, "fork"):
-        os.execve(sys.executable, sys.orig_argv, env)
+        sys.exit(subprocess.call(sys.orig_argv, env=env))
     machine = Machine()
     serve({"load": machine.load, "read": machine.read, "product": machine.product})
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli import bench, build, check, diff, doctor, explain, fmt, new, run, schema, show, trace, verify
+from blockc.cli import bench, build, check, diff, doctor, explain, fmt, importing, new, run, schema, show, trace, verify
 from blockc.cli.common import app, guarded
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "explain",
     "fmt",
     "guarded",
+    "importing",
     "main",
     "new",
     "run",

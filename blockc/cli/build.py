@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Set, SpecPath, app, plain, spec_file, stop, there
+from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Set, SpecPath, app, model_file, plain, stop, there
 
 
 class Logits(StrEnum):
@@ -61,7 +61,10 @@ def build(
     ] = False,
     weights: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="A .safetensors or .gguf file, or a folder: model.onnx then has weights."),
+        typer.Option(
+            metavar="PATH",
+            help="A .safetensors or .gguf file, or a folder: model.onnx then has weights.",
+        ),
     ] = None,
     dtype: Annotated[
         Float | None, typer.Option(help="What model.onnx computes in; fp32, for cuda fp16.", show_default=False)
@@ -104,6 +107,9 @@ def build(
     from blockc import api
     from blockc.target import DEFAULT, Target
 
+    file = model_file(spec)
+    if weights is None and file.is_dir() and api.has_weights(file):
+        weights = file
     of_weights = {"--pack": pack, "--weights-mode": weights_mode is not None, "--deep": deep}
     if weights is None and (said := [flag for flag, on in of_weights.items() if on]):
         stop(USAGE, f"{said[0]} speaks of weights: give them with --weights PATH")
@@ -127,7 +133,7 @@ def build(
         "joined" if cache is None else cache.value,
         padding=padding.value,
     )
-    model = api.compile(spec_file(spec), assignments)
+    model = api.compile(file, assignments)
     try:
         built = api.build(
             model,

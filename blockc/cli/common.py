@@ -31,7 +31,9 @@ Set = Annotated[
 SpecPath = Annotated[
     Path,
     typer.Argument(
-        metavar="SPEC", help="A spec file, or the name of a spec that comes with blockc.", show_default=False
+        metavar="SPEC",
+        help="A spec file, a config.json or its folder, or the name of a spec that comes with blockc.",
+        show_default=False,
     ),
 ]
 NOTHING: list[str] = []
@@ -52,6 +54,13 @@ def spec_file(path: Path) -> Path:
     if there(path).is_dir():
         stop(USAGE, f"{plain(str(path))}: is a folder, and one spec is wanted")
     return path
+
+
+def model_file(path: Path) -> Path:
+    """A spec's file as above, or what is imported: a config.json or a folder with one."""
+    from blockc.importing import config_file
+
+    return path if config_file(path) is not None and path.exists() else spec_file(path)
 
 
 def print_findings(findings: tuple[Finding, ...]) -> None:

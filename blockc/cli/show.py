@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli.common import NOTHING, USAGE, Set, app, plain, spec_file, stop
+from blockc.cli.common import NOTHING, USAGE, Set, app, model_file, plain, stop
 
 
 class Dtype(StrEnum):
@@ -48,7 +48,7 @@ def show(
     if sum((expanded, graph, as_json)) > 1:
         stop(USAGE, "--expanded, --graph and --json are three answers: ask for one")
     memory = _bytes(device_memory) if device_memory else None
-    models = [api.compile(spec_file(spec), assignments) for spec in specs]
+    models = [api.compile(model_file(spec), assignments) for spec in specs]
     figures = [api.figures(m, context=context, batch=batch, dtype=dtype.value, device_memory=memory) for m in models]
     if as_json:
         data = [f.json() for f in figures]

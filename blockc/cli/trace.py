@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli.common import NOTHING, USAGE, Set, SpecPath, app, spec_file, stop
+from blockc.cli.common import NOTHING, USAGE, Set, SpecPath, app, model_file, stop
 
 
 @app.command()
@@ -22,7 +22,7 @@ def trace(
 
     if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", tokens):
         stop(USAGE, f"--tokens {tokens}: expected ids such as 3,1,4")
-    model = api.twin(api.compile(spec_file(spec), assignments))
+    model = api.twin(api.compile(model_file(spec), assignments))
     try:
         steps = api.trace(model, [int(t) for t in tokens.split(",")], seed)
     except ValueError as error:

@@ -15,8 +15,8 @@ class Code:
 
     `why` says what it means and why it matters. `bad` gives the code, `good` no finding at all. Both are keys of a
     spec, the others being those of examples.BASE; bytes, and `bad` where `alone` is set, are the whole file; what
-    starts with "$ " is a command line, with "layout:" the file of a checkpoint layout, and with "policy:" a policy that
-    BASE is held to.
+    starts with "$ " is a command line, with "layout:" the file of a checkpoint layout, with "import:" a map of a model
+    type, with "{" a config.json, and with "policy:" a policy that BASE is held to.
     """
 
     name: str

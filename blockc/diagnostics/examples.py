@@ -19,13 +19,14 @@ norm: {type: rms, eps: 1e-5, placement: pre}
 head: {tied: true}
 expect: {layers: {layer: 2}}
 """
+OTHER_FILES = ("layout:", "policy:", "import:", "{")  # how an example begins that is no spec: { a config.json
 
 
 def whole(code: Code, example: str | bytes) -> bytes:
     """The file that an example stands for: BASE with the example's keys in the place of its own."""
     if isinstance(example, bytes):
         return example
-    if (code.alone and example == code.bad) or example.startswith(("layout:", "policy:")):
+    if (code.alone and example == code.bad) or example.startswith(OTHER_FILES):
         return example.encode()
     return changed(example)
 

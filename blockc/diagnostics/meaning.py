@@ -53,7 +53,9 @@ ROPE_BANDS = error(
     "BLC207",
     "the bands of rope scaling cross",
     "llama3 scaling leaves wavelengths below original / high_freq_factor, divides the frequencies of those above "
-    "original / low_freq_factor, and blends between: low_freq_factor is below high_freq_factor.",
+    "original / low_freq_factor, and blends between: low_freq_factor is below high_freq_factor. yarn keeps pairs that "
+    "turn beta_fast times within original and stretches those that turn beta_slow times: beta_slow is below beta_fast, "
+    "and theta above 1.",
     bad="attention:\n  heads: 4\n  rope:\n    theta: 10000\n    pairing: half\n"
     "    scaling: {type: llama3, factor: 8, low_freq_factor: 4, high_freq_factor: 1, original: 64}\n",
     good="attention:\n  heads: 4\n  rope:\n    theta: 10000\n    pairing: half\n"
@@ -62,7 +64,8 @@ ROPE_BANDS = error(
 NORM_BIAS = error(
     "BLC208",
     "a key of another norm",
-    "A layer norm says whether it has a bias, an rms norm has none; offset is part of an rms norm.",
+    "A layer norm says whether it has a bias, an rms norm has none; offset is part of an rms norm. A norm without "
+    "weight has neither.",
     bad="norm: {type: rms, eps: 1e-5, bias: true, placement: pre}\n",
     good="norm: {type: layer, eps: 1e-5, bias: true, placement: pre}\n",
 )
@@ -77,14 +80,14 @@ QK_NORM = error(
 NO_GATE = error(
     "BLC210",
     "a gate's bias without a gate",
-    "gelu, gelu_tanh and relu are plain MLPs: up and down. The gated ones are swiglu, geglu and geglu_tanh.",
+    "gelu, gelu_tanh, relu, relu2 and silu are plain MLPs: up and down. The others are gated.",
     bad="mlp: {type: gelu, width: 256, bias: [gate]}\n",
     good="mlp: {type: gelu, width: 256, bias: [up]}\n",
 )
 NO_POSITIONS = error(
     "BLC211",
     "nothing says where a token stands",
-    "Attention alone does not see order. A spec says positions, attention.rope, or positions: none.",
+    "Attention alone does not see order. A spec says positions, attention.rope, attention.alibi, or positions: none.",
     bad="attention: {heads: 4}\n",
     good="attention: {heads: 4}\npositions: none\n",
 )
@@ -109,6 +112,57 @@ MANY_LAYERS = error(
     "Each layer is laid and checked by itself; the cap of 10,000 keeps the answer prompt.",
     bad="depth: 1000000\n",
     good="depth: 2\n",
+)
+EMBEDDING = error(
+    "BLC215",
+    "an embedding width that is the stream's own",
+    "A table of another width than the stream is projected in, and out again for the head. One of the same width needs "
+    "no projection, and a square one would be a guess.",
+    bad="embedding: {width: 64}\n",
+    good="embedding: {width: 32}\n",
+)
+TWO_SCALES = error(
+    "BLC216",
+    "residual_scale beside a block",
+    "residual_scale is a word for {scale: x} at the end of each branch of a placement. A block says where its factors "
+    "stand itself.",
+    bad="norm: {type: rms, eps: 1e-5}\nresidual_scale: 0.5\n"
+    "block: [{residual: [attention_norm, attention]}, {residual: [mlp_norm, mlp]}]\n",
+    good="norm: {type: rms, eps: 1e-5}\n"
+    "block: [{residual: [attention_norm, attention, {scale: 0.5}]}, {residual: [mlp_norm, mlp]}]\n",
+)
+ALIBI = error(
+    "BLC217",
+    "alibi where the attention looks both ways",
+    "alibi takes from a score what its key lies back. Beside causal: false half of the keys lie ahead.",
+    bad="attention: {heads: 4, causal: false, alibi: {max_bias: 8}}\n",
+    good="attention: {heads: 4, alibi: {max_bias: 8}}\n",
+)
+ROPE_LISTS = error(
+    "BLC218",
+    "the lists of longrope do not fit",
+    "longrope divides the frequency of each pair by a factor of its own: the list that is chosen is there, and each "
+    "list has a number for every pair that rope turns.",
+    bad="attention:\n  heads: 4\n  rope:\n    theta: 10000\n    pairing: half\n"
+    "    scaling: {type: longrope, long: [1, 2, 4], choose: long, attention_factor: 1.2}\n",
+    good="attention:\n  heads: 4\n  rope:\n    theta: 10000\n    pairing: half\n"
+    "    scaling: {type: longrope, long: [1, 1, 1, 2, 2, 2, 4, 4], choose: long, attention_factor: 1.2}\n",
+)
+SINKS = error(
+    "BLC219",
+    "sinks beside scores that are changed",
+    "A sink is a logit that joins the softmax of the scores as they are. Whether a cap or a bias by distance would "
+    "change it too is said by no model.",
+    bad="attention: {heads: 4, softcap: 30, sinks: true, rope: {theta: 10000, pairing: half}}\n",
+    good="attention: {heads: 4, sinks: true, rope: {theta: 10000, pairing: half}}\n",
+)
+CLAMPS = error(
+    "BLC220",
+    "a bound without its MLP, or the other way round",
+    "swiglu_clamped says limit, between which gate and up are kept, and alpha, which sharpens the sigmoid. No other "
+    "MLP reads them.",
+    bad="mlp: {type: swiglu, width: 192, limit: 7.0}\n",
+    good="mlp: {type: swiglu_clamped, width: 192, limit: 7.0, alpha: 1.702}\n",
 )
 LAYER_COUNT = error(
     "BLC221",
@@ -157,7 +211,7 @@ JOINED = error(
 TERM = error(
     "BLC231",
     "not a term",
-    "A block is made of labels, chains [a, b], {residual: [...]} and {sum: [[...], [...]]}.",
+    "A block is made of labels, chains [a, b], {residual: [...]}, {sum: [[...], [...]]} and {scale: x}.",
     bad="norm: {type: rms, eps: 1e-5}\nblock: [{residul: [attention]}, mlp]\n",
     good="norm: {type: rms, eps: 1e-5}\nblock: [{residual: [attention]}, mlp]\n",
 )

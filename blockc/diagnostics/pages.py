@@ -47,4 +47,5 @@ def _section(code: Code) -> str:
 
 def _fenced(example: str | bytes) -> str:
     text = shown(example)
-    return f"```{'console' if text.startswith('$') else 'yaml'}\n{text}\n```\n"
+    language = "console" if text.startswith("$") else "json" if text.startswith("{") else "yaml"
+    return f"```{language}\n{text}\n```\n"

@@ -75,12 +75,13 @@ def _changed(key: Key) -> Change:
 
 
 def _of_root(a: Side, b: Side) -> Iterator[tuple[Change, str]]:
-    """What surrounds the layers: the scale of the embedding, positions, the final norm, the cap of the logits."""
+    """What surrounds the layers: the embedding's scale and norm, positions, the final norm, the cap of the logits."""
     found = compare(root(a.function), root(b.function))
     if not found:
         return
-    scales = [side.model.spec.top.embedding for side in (a, b)]
-    spots = {"embedding.scale": "embedding", "positions": "positions", "head.softcap": "head"}
+    scales = [side.model.decoder.scale for side in (a, b)]
+    spots = {"embedding.scale": "embedding", "embedding.norm": "embedding_norm", "positions": "positions",
+             "head.softcap": "head"}  # fmt: skip
     spots = {key: spot for key, spot in spots.items() if key != "embedding.scale" or scales[0] != scales[1]}
     if {side.model.decoder.positions and side.model.decoder.positions.type for side in (a, b)} <= {None, "learned"}:
         del spots["positions"]  # a table: CHECKPOINT speaks of it

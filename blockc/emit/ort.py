@@ -61,13 +61,13 @@ def _key_positions(op: KeyPositions, g: OnnxBuilder, args: Values, params: Value
 
 
 def _rotary_table(op: RotaryTable, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
-    return _parts(g, g.narrowed(_turned(g, args[0], op.frequencies)))
+    return _parts(g, g.narrowed(_turned(g, args[0], op.frequencies, op.factor)))
 
 
 def _rotary_rows(op: RotaryRows, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
     total = g.op("Squeeze", g.op("Shape", args[0], start=1, end=2), g.constant([0]))
     positions = g.op("Range", g.constant(np.array(0)), total, g.constant(np.array(1)))
-    return _parts(g, g.narrowed(_turned(g, positions, op.table.frequencies)))
+    return _parts(g, g.narrowed(_turned(g, positions, op.table.frequencies, op.table.factor)))
 
 
 def _sinusoidal(op: Sinusoidal, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
@@ -76,8 +76,8 @@ def _sinusoidal(op: Sinusoidal, g: OnnxBuilder, args: Values, params: Values) ->
     return [g.op("Reshape", g.op("Concat", *pairs, axis=3), g.constant([0, 0, op.width]))]
 
 
-def _turned(g: OnnxBuilder, positions: OnnxValue, frequencies: Array) -> OnnxValue:
-    """cos and sin of p * frequency without Cos and Sin, in fp32: (...) -> (..., 2, R), for p < BASE^2
+def _turned(g: OnnxBuilder, positions: OnnxValue, frequencies: Array, amplitude: float = 1.0) -> OnnxValue:
+    """amplitude times cos and sin of p * frequency without Cos and Sin, in fp32: (...) -> (..., 2, R), for p < BASE^2
 
     p = BASE a + b, and a turn by p is one by BASE a after one by b. Both are rows of tables made in float64, so unlike
     a product in fp32 an angle is exact, however large.
@@ -85,7 +85,7 @@ def _turned(g: OnnxBuilder, positions: OnnxValue, frequencies: Array) -> OnnxVal
     angles = np.arange(BASE)[:, None] * frequencies
     far, near = BASE * angles, angles
     turns = np.stack([np.cos(far), -np.sin(far), np.sin(far), np.cos(far)], axis=1).reshape(BASE, 2, 2, -1)
-    starts = np.stack([np.cos(near), np.sin(near)], axis=1)[:, None]
+    starts = amplitude * np.stack([np.cos(near), np.sin(near)], axis=1)[:, None]
     base = g.constant(np.array(BASE))
     turn = g.op("Gather", g.constant(turns.astype(np.float32)), g.op("Div", positions, base), axis=0)
     start = g.op("Gather", g.constant(starts.astype(np.float32)), g.op("Mod", positions, base), axis=0)

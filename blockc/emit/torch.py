@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import jinja2
 from blockc.emit.loading import Loading
 from blockc.ir import Function, Loop, Node, T, Type, Value, called, functions, is_call, parameters, period, roll
 from blockc.ops import Input, Linear
+
+_LINE, _BODY = 120, " " * 8  # of model.py
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Class:
         """The arguments where they need a line of their own."""
         around = 33  # what stands before, between and after them
         wide = around + len(": Tensor, ".join(self.arguments)) + len(self.result)
-        return self.arguments if wide > 120 else ()
+        return self.arguments if wide > _LINE else ()
 
     @property
     def inline(self) -> tuple[str, ...]:
@@ -195,7 +198,7 @@ class _Body:
     def _loop(self, loop: Loop) -> Step:
         """for layer, past in zip(self.layers, past_key_values): what varies is zipped, what is fixed is passed."""
         first, function = loop.calls[0], called(loop.calls[0])
-        names, sources, arguments = ["layer"], list[tuple[tuple[str, ...], tuple[int, ...]]](), list[str]()
+        names, sources, arguments = ["layer"], list[str](), list[str]()
         for i, formal in enumerate(function.inputs):
             if i == loop.chain:
                 arguments.append("x")
@@ -210,10 +213,14 @@ class _Body:
         self.names[loop.calls[-1][0]] = "x"
         cached = first in self.stateful
         template = "cached_loop" if cached else "loop" if sources else "plain_loop"
+        layers = loop.prefix + _slice(loop.calls, self.layers)
+        columns = [f"self.{layers}", *sources]
+        if cached:
+            names.append("past")
+            columns.append(f"past_key_values{_slice(loop.calls, self.stateful)}")
         return Step(template, ("x", *function.output_names[1:]), "", shape(first.types[0]),
-                    {"starts": [] if start == "x" else [start], "layers": loop.prefix + _slice(loop.calls, self.layers),
-                     "pasts": _slice(loop.calls, self.stateful) if cached else "",
-                     "names": names, "sources": sources, "arguments": arguments})  # fmt: skip
+                    {"starts": [] if start == "x" else [start], "layers": layers, "zipped": _zipped(names, columns),
+                     "arguments": arguments})  # fmt: skip
 
 
 def _slice(calls: Sequence[Node], every: Sequence[Node]) -> str:
@@ -222,11 +229,31 @@ def _slice(calls: Sequence[Node], every: Sequence[Node]) -> str:
     return "" if len(calls) == len(every) else f"[{start}:{start + len(calls)}]"
 
 
-def _tile(column: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The column as one period and how often it is laid, if more than once; whole where the last tile is cut."""
+def _tile(column: tuple[str, ...]) -> str:
+    """The column as one period and how often it is laid; what is beyond its end of the last tile is cut off."""
     length = period(column)
-    times = len(column) // length
-    return (column[:length], (times,)) if times > 1 and len(column) % length == 0 else (column, ())
+    times, unit = -(-len(column) // length), _runs(column[:length])
+    if times == 1:
+        return unit
+    laid = f"{unit} * {times}" if unit.endswith(")") and " * " not in unit else f"({unit}) * {times}"
+    return laid if len(column) % length == 0 else f"({laid})[:{len(column)}]"
+
+
+def _runs(names: tuple[str, ...]) -> str:
+    """(a, b), or (a,) * 5 + (b,) where one follows itself more than twice."""
+    runs = [(name, len(list(same))) for name, same in groupby(names)]
+    if max(n for _, n in runs) < 3:
+        return f"({', '.join(names)})"
+    return " + ".join(f"({name},)" + (f" * {n}" if n > 1 else "") for name, n in runs)
+
+
+def _zipped(names: list[str], columns: list[str]) -> str:
+    """for a, b in zip(...): in one line, or one for each column where that is too long."""
+    head, arguments = f"for {', '.join(names)} in zip(", [*columns, "strict=True"]
+    line = f"{head}{', '.join(arguments)}):"
+    if len(_BODY + line) <= _LINE:
+        return line
+    return "\n".join([head, *(f"{_BODY}    {each}," for each in arguments), f"{_BODY}):"])
 
 
 def _member(name: str) -> str:

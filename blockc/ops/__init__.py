@@ -1,38 +1,43 @@
 """The ops, all of them. Each holds its rules: read base.py for what those are."""
 
+from blockc.ops.alibi import Alibi
 from blockc.ops.attention import Attention, Extend, LastIndex, MergeHeads, SplitHeads, TakeToken
 from blockc.ops.base import Array, Arrays, Call, Input, OnnxBuilder, OnnxValue, Op, Sample, State, TokenAxes
-from blockc.ops.elementwise import Add, Gelu, GeluTanh, Mul, Relu, Scale, Silu, Softcap
+from blockc.ops.elementwise import Add, ClampedSwiglu, Clip, Gelu, GeluTanh, Mul, Relu, Relu2, Scale, Silu, Softcap
 from blockc.ops.interleaved import RotaryInterleaved
-from blockc.ops.matrix import Embed, LayerNorm, Linear, RmsNorm
+from blockc.ops.matrix import Embed, HeadGain, LayerNorm, Linear, RmsNorm
 from blockc.ops.position import (
     FAR,
     KeyPositions,
-    Llama3Scaling,
     QueryPositions,
     Rotary,
     RotaryTable,
+    Shift,
     Sinusoidal,
     Visible,
     VisibleBothWays,
 )
+from blockc.ops.scaling import LinearScaling, Llama3Scaling, LongropeScaling, Scaling, YarnScaling
+from blockc.ops.sinks import SinkAttention, Sinks
 
 # Every op with a meaning of its own: the parametrised test runs over the samples of each.
 ALL: tuple[type[Op], ...] = (
     # tables, matrices, norms
-    Embed, Linear, RmsNorm, LayerNorm,
+    Embed, Linear, RmsNorm, LayerNorm, HeadGain,
     # arithmetic
-    Add, Mul, Scale, Softcap, Relu, Silu, Gelu, GeluTanh,
+    Add, Mul, Scale, Clip, Softcap, Relu, Relu2, Silu, Gelu, GeluTanh, ClampedSwiglu,
     # position
-    QueryPositions, KeyPositions, Visible, VisibleBothWays, Sinusoidal, RotaryTable, Rotary, RotaryInterleaved,
+    QueryPositions, KeyPositions, Visible, VisibleBothWays, Alibi, Shift, Sinusoidal, RotaryTable, Rotary,
+    RotaryInterleaved,
     # attention
-    SplitHeads, Attention, MergeHeads, Extend, LastIndex, TakeToken,
+    SplitHeads, Attention, Sinks, SinkAttention, MergeHeads, Extend, LastIndex, TakeToken,
 )  # fmt: skip
 
 __all__ = [
-    "ALL", "FAR", "Add", "Array", "Arrays", "Attention", "Call", "Embed", "Extend", "Gelu", "GeluTanh", "Input",
-    "KeyPositions", "LastIndex", "LayerNorm", "Linear", "Llama3Scaling", "MergeHeads", "Mul", "OnnxBuilder",
-    "OnnxValue", "Op", "QueryPositions", "Relu", "RmsNorm", "Rotary", "RotaryInterleaved", "RotaryTable",
-    "Sample", "Scale", "Silu", "Sinusoidal", "Softcap", "SplitHeads", "State", "TakeToken", "TokenAxes", "Visible",
-    "VisibleBothWays",
+    "ALL", "FAR", "Add", "Alibi", "Array", "Arrays", "Attention", "Call", "ClampedSwiglu", "Clip", "Embed",
+    "Extend", "Gelu", "GeluTanh", "HeadGain", "Input", "KeyPositions", "LastIndex", "LayerNorm", "Linear",
+    "LinearScaling", "Llama3Scaling", "LongropeScaling", "MergeHeads", "Mul", "OnnxBuilder", "OnnxValue", "Op",
+    "QueryPositions", "Relu", "Relu2", "RmsNorm", "Rotary", "RotaryInterleaved", "RotaryTable", "Sample", "Scale",
+    "Scaling", "Shift", "Silu", "SinkAttention", "Sinks", "Sinusoidal", "Softcap", "SplitHeads", "State",
+    "TakeToken", "TokenAxes", "Visible", "VisibleBothWays", "YarnScaling",
 ]  # fmt: skip

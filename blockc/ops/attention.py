@@ -86,12 +86,14 @@ class Attention(Op):
 
     q (B, heads, S, d), k (B, kv_heads, T, d), v (B, kv_heads, T, d), mask bool (B, 1, S, T) -> (B, heads, S, d).
     Query head h reads key-value head h // (heads / kv_heads). cap(x) = softcap * tanh(x / softcap), before the mask.
+    Where it is biased, the mask is of floats (B, heads, S, T), added to the scores and -inf at what is not seen.
     """
 
     heads: int
     kv_heads: int
     scale: float
     softcap: float | None = None
+    biased: bool = False
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         q, k, v, mask = args
@@ -100,12 +102,13 @@ class Attention(Op):
         expect(heads == dim(self.heads), "query heads", self.heads, heads)
         expect(k == keys, "keys", keys, k)
         expect(v == keys, "values", keys, v)
-        seen = Type("bool", (batch, dim(1), tokens, k.shape[2]))
+        one = Type("float", (heads,)) if self.biased else Type("bool", (dim(1),))
+        seen = Type(one.dtype, (batch, *one.shape, tokens, k.shape[2]))
         expect(mask == seen, "the mask", seen, mask)
         return (q,)
 
     def flops(self, *args: Type) -> Dim:
-        _, k, v, _ = args
+        _, k, v, *_ = args
         return self.scratch(*args) * (last(k) + last(v)) * 2
 
     def scratch(self, *args: Type) -> Dim:
@@ -118,6 +121,8 @@ class Attention(Op):
         scores = q @ k.swapaxes(2, 3) * self.scale
         if self.softcap is not None:
             scores = self.softcap * np.tanh(scores / self.softcap)
+        if self.biased:
+            mask, scores = mask > -np.inf, scores + mask
         # Keys nobody sees give no weight; a row without any gives weight 0 instead of 0/0.
         peak = np.max(scores, axis=-1, keepdims=True, where=mask, initial=-np.inf)
         weights = np.exp(scores - np.where(np.isfinite(peak), peak, 0), where=mask, out=np.zeros_like(scores))
@@ -128,19 +133,21 @@ class Attention(Op):
     def helpers(self) -> tuple[str, ...]:
         if self.softcap is None:
             return ()
-        return ("softcap_attention",) if self.heads == self.kv_heads else ("softcap_attention", "grouped")
+        attention = "biased_softcap_attention" if self.biased else "softcap_attention"
+        return (attention,) if self.heads == self.kv_heads else (attention, "grouped")
 
     def torch(self, me: str, *args: str) -> str:
         q, k, v, mask = args
         shared = self.heads != self.kv_heads
         if self.softcap is None:
             gqa = ", enable_gqa=True" if shared else ""
+            mask = f"{mask}.to({q}.dtype)" if self.biased else mask
             return _wrapped(
                 "F.scaled_dot_product_attention", f"{q}, {k}, {v}, attn_mask={mask}, scale={self.scale!r}{gqa}"
             )
         if shared:
             k, v = (f"grouped({x}, {self.heads // self.kv_heads})" for x in (k, v))
-        return _wrapped("softcap_attention", f"{q}, {k}, {v}, {mask}, scale={self.scale!r}, softcap={self.softcap!r}")
+        return _wrapped(self.helpers[0], f"{q}, {k}, {v}, {mask}, scale={self.scale!r}, softcap={self.softcap!r}")
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         return [g.op("Attention", *args, scale=self.scale, softcap=self.softcap or 0.0, is_causal=0)]
@@ -167,11 +174,16 @@ class Attention(Op):
         mask = np.tril(np.ones((4, 6), bool), 1)[None, None].repeat(2, axis=0)
         mask[1, 0, 0] = False  # a row that sees nothing
 
-        def sample(heads: int, kv_heads: int, softcap: float | None) -> Sample:
+        def sample(heads: int, kv_heads: int, softcap: float | None, biased: bool = False) -> Sample:
             k, v = rand(2, kv_heads, 6, 8, seed=1), rand(2, kv_heads, 6, 8, seed=2)
-            return Sample(Attention(heads, kv_heads, 0.4, softcap), (rand(2, heads, 4, 8), k, v, mask))
+            seen = np.where(mask, rand(2, heads, 4, 6, seed=3), -np.inf) if biased else mask
+            return Sample(Attention(heads, kv_heads, 0.4, softcap, biased), (rand(2, heads, 4, 8), k, v, seen))
 
-        return sample(4, 4, None), sample(8, 2, None), sample(4, 1, None), sample(4, 4, 0.8), sample(8, 2, 0.8)
+        plain = sample(4, 4, None), sample(8, 2, None), sample(4, 1, None), sample(4, 4, 0.8), sample(8, 2, 0.8)
+        return (
+            *plain,
+            *(sample(heads, 4, cap, biased=True) for heads, cap in ((4, None), (8, None), (4, 0.8), (8, 0.8))),
+        )
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,26 @@ class Softcap(Elementwise):
 
 
 @dataclass(frozen=True)
+class Clip(Elementwise):
+    """y = min(max(x, -limit), limit)"""
+
+    limit: float
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (np.clip(args[0], -self.limit, self.limit),)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{args[0]}.clamp({-self.limit!r}, {self.limit!r})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Min", g.op("Max", args[0], g.real(-self.limit)), g.real(self.limit))]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Clip(0.7), (rand(2, 3, 8),)),)
+
+
+@dataclass(frozen=True)
 class Relu(Elementwise):
     """y = max(x, 0)"""
 
@@ -104,6 +124,54 @@ class Relu(Elementwise):
     @staticmethod
     def samples() -> tuple[Sample, ...]:
         return (Sample(Relu(), (rand(2, 3, 8),)),)
+
+
+@dataclass(frozen=True)
+class Relu2(Elementwise):
+    """y = max(x, 0)^2  (So et al. 2021)"""
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (np.maximum(args[0], 0) ** 2,)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"F.relu({args[0]}).square()"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        positive = g.op("Relu", args[0])
+        return [g.op("Mul", positive, positive)]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Relu2(), (rand(2, 3, 8),)),)
+
+
+@dataclass(frozen=True)
+class ClampedSwiglu(Elementwise):
+    """y = g * sigmoid(alpha * g) * (u + 1), g = min(gate, limit), u = min(max(up, -limit), limit)"""
+
+    limit: float
+    alpha: float
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        gate, up = np.minimum(args[0], self.limit), np.clip(args[1], -self.limit, self.limit)
+        return (gate / (1 + np.exp(-self.alpha * gate)) * (up + 1),)
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        return ("clamped_swiglu",)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"clamped_swiglu({args[0]}, {args[1]}, limit={self.limit!r}, alpha={self.alpha!r})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        gate, high = g.op("Min", args[0], g.real(self.limit)), g.real(self.limit)
+        up = g.op("Min", g.op("Max", args[1], g.real(-self.limit)), high)
+        silu = g.op("Mul", gate, g.op("Sigmoid", g.op("Mul", gate, g.real(self.alpha))))
+        return [g.op("Mul", silu, g.op("Add", up, g.real(1.0)))]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(ClampedSwiglu(0.9, 1.702), (rand(2, 3, 8), rand(2, 3, 8, seed=1))),)
 
 
 @dataclass(frozen=True)

@@ -99,24 +99,30 @@ class Linear(Op):
 
 @dataclass(frozen=True)
 class RmsNorm(Elementwise):
-    """y = x / sqrt(mean(x^2) + eps) * (offset + weight), over the last axis  (Zhang and Sennrich 2019)"""
+    """y = x / sqrt(mean(x^2) + eps) * (offset + weight), over the last axis  (Zhang and Sennrich 2019)
+
+    `bare` has no weight: y = x / sqrt(mean(x^2) + eps).
+    """
 
     width: int
     eps: float
     offset: float = 0.0
+    bare: bool = False
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         expect(last(args[0]) == dim(self.width), "the width read by a norm", self.width, last(args[0]))
         return args
 
     def params(self) -> tuple[Param, ...]:
-        return (Param("weight", (self.width,), "gain", neutral=1.0 - self.offset),)
+        return () if self.bare else (Param("weight", (self.width,), "gain", neutral=1.0 - self.offset),)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         rms = np.sqrt(np.mean(args[0] ** 2, axis=-1, keepdims=True) + self.eps)
-        return (args[0] / rms * (self.offset + params[0]),)
+        return (args[0] / rms * (1.0 if self.bare else self.offset + params[0]),)
 
     def declares(self) -> str | None:
+        if self.bare:
+            return None
         if self.offset:
             return f"OffsetRMSNorm({self.width}, eps={self.eps!r}, offset={self.offset!r})"
         return f"nn.RMSNorm({self.width}, eps={self.eps!r})"
@@ -126,49 +132,111 @@ class RmsNorm(Elementwise):
         return ("offset_rms_norm",) if self.offset else ()
 
     def torch(self, me: str, *args: str) -> str:
+        if self.bare:
+            return f"F.rms_norm({args[0]}, ({self.width},), eps={self.eps!r})"
         return f"{me}({args[0]})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
-        gain = g.op("Add", params[0], g.real(self.offset)) if self.offset else params[0]
+        gain = self.gain(g, params)
         return [g.op("RMSNormalization", args[0], gain, axis=-1, epsilon=self.eps, stash_type=1)]
+
+    def gain(self, g: OnnxBuilder, params: Sequence[OnnxValue]) -> OnnxValue:
+        """What ONNX multiplies by."""
+        if self.bare:
+            return g.real(np.ones(self.width))
+        return g.op("Add", params[0], g.real(self.offset)) if self.offset else params[0]
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
         x, heads = rand(2, 3, 8), rand(2, 5, 3, 8)
-        return Sample(RmsNorm(8, 1e-5), (x,)), Sample(RmsNorm(8, 1e-2, 1.0), (x,)), Sample(RmsNorm(8, 1e-5), (heads,))
+        norms = RmsNorm(8, 1e-5), RmsNorm(8, 1e-2, 1.0), RmsNorm(8, 1e-2, bare=True)
+        return (*(Sample(norm, (x,)) for norm in norms), Sample(RmsNorm(8, 1e-5), (heads,)))
 
 
 @dataclass(frozen=True)
 class LayerNorm(Elementwise):
-    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis  (Ba et al. 2016)"""
+    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis  (Ba et al. 2016)
+
+    `bare` has neither: y = (x - mean(x)) / sqrt(var(x) + eps).
+    """
 
     width: int
     eps: float
     bias: bool
+    bare: bool = False
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         expect(last(args[0]) == dim(self.width), "the width read by a norm", self.width, last(args[0]))
         return args
 
     def params(self) -> tuple[Param, ...]:
+        if self.bare:
+            return ()
         weight = Param("weight", (self.width,), "gain", neutral=1.0)
         return (weight, Param("bias", (self.width,), "bias")) if self.bias else (weight,)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         centred = args[0] - args[0].mean(axis=-1, keepdims=True)
-        y = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + self.eps) * params[0]
+        y = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + self.eps)
+        y = y if self.bare else y * params[0]
         return (y + params[1],) if self.bias else (y,)
 
     def declares(self) -> str | None:
+        if self.bare:
+            return None
         return f"nn.LayerNorm({self.width}, eps={self.eps!r}{'' if self.bias else ', bias=False'})"
+
+    def torch(self, me: str, *args: str) -> str:
+        if self.bare:
+            return f"F.layer_norm({args[0]}, ({self.width},), eps={self.eps!r})"
+        return f"{me}({args[0]})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        given = (self.gain(g, params), *params[1:])
+        return [g.op("LayerNormalization", args[0], *given, axis=-1, epsilon=self.eps, stash_type=1)]
+
+    def gain(self, g: OnnxBuilder, params: Sequence[OnnxValue]) -> OnnxValue:
+        """What ONNX multiplies by."""
+        return g.real(np.ones(self.width)) if self.bare else params[0]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        x = rand(2, 3, 8) + 0.5
+        norms = LayerNorm(8, 1e-5, True), LayerNorm(8, 1e-2, False), LayerNorm(8, 1e-2, False, bare=True)
+        return tuple(Sample(norm, (x,)) for norm in norms)
+
+
+@dataclass(frozen=True)
+class HeadGain(Elementwise):
+    """y = x * weight, a gain for each number of each head: (B, heads, S, head_dim) -> same, weight (heads, head_dim)"""
+
+    heads: int
+    head_dim: int
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        _, heads, _, width = args[0].shape
+        expect((heads, width) == (dim(self.heads), dim(self.head_dim)), "heads", (self.heads, self.head_dim), args[0])
+        return args
+
+    def params(self) -> tuple[Param, ...]:
+        return (Param("weight", (self.heads, self.head_dim), "gain", neutral=1.0),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (args[0] * params[0][:, None],)
+
+    def declares(self) -> str | None:
+        return f"HeadGain({self.heads}, {self.head_dim})"
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        return ("head_gain",)
 
     def torch(self, me: str, *args: str) -> str:
         return f"{me}({args[0]})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
-        return [g.op("LayerNormalization", args[0], *params, axis=-1, epsilon=self.eps, stash_type=1)]
+        return [g.op("Mul", args[0], g.op("Unsqueeze", params[0], g.constant([1])))]
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        x = rand(2, 3, 8) + 0.5
-        return Sample(LayerNorm(8, 1e-5, True), (x,)), Sample(LayerNorm(8, 1e-2, False), (x,))
+        return (Sample(HeadGain(5, 8), (rand(2, 5, 3, 8),)),)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import pi
 from textwrap import indent
 from typing import ClassVar
 
@@ -15,7 +14,8 @@ import numpy as np
 
 from blockc.ir import Type, dim
 from blockc.ir.reach import Allows, Clock, Constant, Leaks, Reach, Tokens, along
-from blockc.ops.base import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, expect, rand
+from blockc.ops.base import Array, Arrays, Elementwise, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, expect, rand
+from blockc.ops.scaling import LinearScaling, Llama3Scaling, LongropeScaling, Scaling, YarnScaling
 
 FAR = 2**30  # the position of padding: beyond every query
 
@@ -180,6 +180,30 @@ class VisibleBothWays(Op):
 
 
 @dataclass(frozen=True)
+class Shift(Elementwise):
+    """y = x + by, of whole numbers: (B, S) -> (B, S)"""
+
+    by: int
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        expect(args[0].dtype == "int", "what is shifted", "int", args[0])
+        return args
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (args[0] + self.by,)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{args[0]} + {self.by}"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Add", args[0], g.constant(np.array(self.by)))]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Shift(2), (np.array([[0, 1, 2], [7, 8, 30]]),)),)
+
+
+@dataclass(frozen=True)
 class Sinusoidal(Op):
     """y[2i] = sin(p / 10000^(2i/width)), y[2i+1] = cos(same): (B, S), (B, S, width) -> (B, S, width)
 
@@ -223,42 +247,19 @@ class Sinusoidal(Op):
 
 
 @dataclass(frozen=True)
-class Llama3Scaling:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended  (Llama 3.1)
-
-    f' = f where wavelength < original/high; f/factor where wavelength > original/low; else
-    (1-s) f/factor + s f with s = (original/wavelength - low) / (high - low).
-    """
-
-    factor: float
-    low: float
-    high: float
-    original: int
-
-    def numpy(self, frequencies: Array) -> Array:
-        turns = self.original * frequencies / (2 * pi)  # within the original context
-        smooth = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
-        return (1 - smooth) * frequencies / self.factor + smooth * frequencies
-
-    def torch(self, frequencies: str) -> str:
-        return (
-            f"llama3_scaling(\n    {frequencies},\n    factor={self.factor!r},\n    low={self.low!r},\n"
-            f"    high={self.high!r},\n    original={self.original},\n)"
-        )
-
-
-@dataclass(frozen=True)
 class RotaryTable(Op):
     """cos, sin of p * theta^(-2i/over) for i < pairs: (B, S) -> two of (B, S, pairs)  (Su et al. 2021)
 
-    `still` more pairs follow with frequency 0: they are part of the rotated width and stay as they are.
+    `still` more pairs follow with frequency 0: they are part of the rotated width and stay as they are. cos and sin are
+    multiplied by `amplitude`.
     """
 
     theta: float
     pairs: int
     over: int
     still: int = 0
-    scaling: Llama3Scaling | None = None
+    scaling: Scaling | None = None
+    amplitude: float | None = None  # as it is where there is none
     output_names = ("cos", "sin")
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
@@ -272,25 +273,39 @@ class RotaryTable(Op):
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         angles = args[0][..., None] * self.frequencies
-        return np.cos(angles), np.sin(angles)
+        return self.factor * np.cos(angles), self.factor * np.sin(angles)
 
     @property
     def helpers(self) -> tuple[str, ...]:
-        scaling = ("llama3_scaling",) if self.scaling else ()
+        scaling = self.scaling.helpers if self.scaling else ()
         still = ("still_pairs",) if self.still else ()
-        return ("rotary_frequencies", *scaling, *still, "rotary_table")
+        amplified = ("amplified_rotary_table",) if self.amplitude is not None else ()
+        return ("rotary_frequencies", *scaling, *still, "rotary_table", *amplified)
+
+    @property
+    def factor(self) -> float:
+        return 1.0 if self.amplitude is None else self.amplitude
 
     def torch(self, me: str, *args: str) -> str:
         text = f"rotary_frequencies({self.theta!r}, pairs={self.pairs}, over={self.over})"
         text = self.scaling.torch(text) if self.scaling else text
         text = f"still_pairs({text}, {self.still})" if self.still else text
-        if "\n" in text:
-            return f"rotary_table(\n    {args[0]},\n    {indent(text, '    ').lstrip()},\n)"
-        return f"rotary_table({args[0]}, {text})"
+        table = self.helpers[-1]
+        given = f", {self.amplitude!r}" if self.amplitude is not None else ""
+        if self.scaling or given:
+            more = f"    {given[2:]},\n" if given else ""
+            return f"{table}(\n    {args[0]},\n    {indent(text, '    ').lstrip()},\n{more})"
+        return f"{table}({args[0]}, {text}{given})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         angles = _angles(g, args[0], self.frequencies)
-        return [g.narrowed(g.op("Cos", angles)), g.narrowed(g.op("Sin", angles))]
+        return [self.amplified(g, g.op(turn, angles)) for turn in ("Cos", "Sin")]
+
+    def amplified(self, g: OnnxBuilder, turn: OnnxValue) -> OnnxValue:
+        """A cosine or sine in fp32, as the table holds it."""
+        if self.amplitude is not None:
+            turn = g.op("Mul", turn, g.constant(np.array(self.amplitude, np.float32)))
+        return g.narrowed(turn)
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return TokenAxes((1,), (1, 1))
@@ -303,6 +318,9 @@ class RotaryTable(Op):
             Sample(RotaryTable(10000.0, 4, 8), (positions,)),
             Sample(RotaryTable(10000.0, 2, 8, 2), (positions,)),
             Sample(RotaryTable(5.0, 8, 16, 0, scaled), (positions,)),
+            Sample(RotaryTable(5.0, 4, 16, 4, LinearScaling(8.0)), (positions,)),
+            Sample(RotaryTable(5.0, 8, 16, 0, YarnScaling(4.0, 1.5, 5.0), 1.25), (positions,)),
+            Sample(RotaryTable(5.0, 2, 8, 2, LongropeScaling((1.5, 8.0)), 0.75), (positions,)),
         )
 
 

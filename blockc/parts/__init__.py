@@ -1,16 +1,16 @@
 """The parts: what a spec's keys stand for, each with the ops that it expands to."""
 
-from blockc.parts.attention import Attention, Llama3, Rope
+from blockc.parts.attention import Alibi, Attention
 from blockc.parts.base import Loc, Model, OrNone, Part, Piece, Problem, Scope, Shared
 from blockc.parts.mlp import Mlp
 from blockc.parts.norm import Norm, QkNorm
 from blockc.parts.position import Learned, Positions, Sine
+from blockc.parts.rope import Linear, Llama3, Longrope, Rope, Yarn
 
 # The keys of a layer, each with the part that it describes: the one list of what there is.
 PARTS: dict[str, type[Part]] = {"attention": Attention, "mlp": Mlp, "norm": Norm}
 
 __all__ = [
-    "PARTS",
-    "Attention", "Learned", "Llama3", "Loc", "Mlp", "Model", "Norm", "OrNone", "Part", "Piece", "Positions", "Problem",
-    "QkNorm", "Rope", "Scope", "Shared", "Sine",
+    "PARTS", "Alibi", "Attention", "Learned", "Linear", "Llama3", "Loc", "Longrope", "Mlp", "Model", "Norm", "OrNone",
+    "Part", "Piece", "Positions", "Problem", "QkNorm", "Rope", "Scope", "Shared", "Sine", "Yarn",
 ]  # fmt: skip

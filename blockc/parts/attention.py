@@ -7,99 +7,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blockc.diagnostics.meaning import BIAS_TWICE, HEADS, KV_HEADS, ROPE_BANDS, ROPE_ODD, ROPE_PART, WINDOW
+from blockc.diagnostics.meaning import ALIBI, BIAS_TWICE, HEADS, KV_HEADS, SINKS, WINDOW
 from blockc.ir import Value, apply
-from blockc.ops import (
-    Attention as AttentionOp,
-)
-from blockc.ops import (
-    Linear,
-    Llama3Scaling,
-    MergeHeads,
-    Rotary,
-    RotaryInterleaved,
-    RotaryTable,
-    SplitHeads,
-    Visible,
-    VisibleBothWays,
-)
+from blockc.ops import Alibi as AlibiOp
+from blockc.ops import Attention as AttentionOp
+from blockc.ops import Clip, Linear, MergeHeads, SinkAttention, Sinks, SplitHeads, Visible, VisibleBothWays
 from blockc.parts.base import NOTHING, Model, OrNone, Part, Problem, Scope, Shared
 from blockc.parts.norm import QkNorm
+from blockc.parts.rope import Rope
 from blockc.source import Place
 
 Positive = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 
-class Llama3(Model):
-    """Frequencies stretched by wavelength, as Llama 3.1 does it."""
+class Alibi(Model):
+    """A number for each head, times the distance of a key, taken from its score. Source: Press et al. 2022."""
 
-    type: Literal["llama3"]
-    factor: PositiveFloat
-    low_freq_factor: PositiveFloat
-    high_freq_factor: PositiveFloat
-    original: Positive
-
-    def problems(self) -> Iterator[Problem]:
-        if self.low_freq_factor >= self.high_freq_factor:
-            yield Problem(
-                ROPE_BANDS,
-                ("high_freq_factor",),
-                "the bands of wavelengths cross",
-                f"more than low_freq_factor {self.low_freq_factor:g}",
-                f"{self.high_freq_factor:g}",
-                also=(("low_freq_factor", ("low_freq_factor",)),),
-            )
-
-    @property
-    def rule(self) -> Llama3Scaling:
-        return Llama3Scaling(
-            float(self.factor), float(self.low_freq_factor), float(self.high_freq_factor), self.original
-        )
-
-
-class Rope(Model):
-    """`dims: N` turns the first N coordinates with frequencies over N; `pairs: N` the first N pairs, over head_dim."""
-
-    theta: PositiveFloat
-    pairing: Literal["half", "interleaved"]
-    dims: OrNone[Positive] = None
-    pairs: OrNone[Positive] = None
-    scaling: OrNone[Llama3] = None
-
-    def problems(self, head_dim: int) -> Iterator[Problem]:
-        if self.dims is not None and self.pairs is not None:
-            both = "dims and pairs are two meanings of partial"
-            yield Problem(ROPE_PART, ("pairs",), both, "one of them", also=(("dims", ("dims",)),))
-            return
-        for key, count, most in (("dims", self.dims, head_dim), ("pairs", self.pairs, head_dim // 2)):
-            if count is not None and count > most:
-                message = f"{key} is more than a head of {head_dim} has"
-                yield Problem(ROPE_PART, (key,), message, f"at most {most}", str(count))
-        width = self.dims if self.dims is not None else head_dim
-        if width % 2:
-            yield Problem(ROPE_ODD, ("dims",) if self.dims else (), "rope turns pairs", "an even width", str(width))
-        for problem in self.scaling.problems() if self.scaling else ():
-            yield problem.under("scaling")
-
-    def resolved(self, head_dim: int) -> Rope:
-        """A part that is the whole head is no part."""
-        whole = {"dims": head_dim, "pairs": head_dim // 2}
-        return self.model_copy(update={key: None for key, all_ in whole.items() if getattr(self, key) == all_})
-
-    def width(self, head_dim: int) -> int:
-        return self.dims if self.dims is not None else head_dim
-
-    def turn(self, head_dim: int) -> Rotary:
-        """The halves against each other, or each even coordinate with the odd one after it."""
-        op = {"half": Rotary, "interleaved": RotaryInterleaved}[self.pairing]
-        return op(self.width(head_dim), head_dim)
-
-    def table(self, head_dim: int) -> RotaryTable:
-        width = self.width(head_dim)
-        moving = self.pairs if self.pairs is not None else width // 2
-        scaling = self.scaling.rule if self.scaling else None
-        return RotaryTable(float(self.theta), moving, width, width // 2 - moving, scaling)
+    max_bias: PositiveFloat
 
 
 class Attention(Part):
@@ -113,7 +38,10 @@ class Attention(Part):
     bias: Annotated[tuple[Literal["q", "k", "v", "o"], ...], Field(strict=False), NOTHING] = ()
     window: OrNone[Positive] = None
     rope: OrNone[Rope] = None
+    alibi: OrNone[Alibi] = None
     softcap: OrNone[PositiveFloat] = None
+    clip: OrNone[PositiveFloat] = None
+    sinks: OrNone[bool] = None
     qk_norm: OrNone[QkNorm] = None
 
     def resolved(self, width: int) -> Attention:
@@ -125,6 +53,7 @@ class Attention(Part):
             "bias": tuple(m for m in ("q", "k", "v", "o") if m in self.bias),
             "rope": self.rope.resolved(head_dim) if self.rope else None,
             "qk_norm": self.qk_norm.resolved() if self.qk_norm else None,
+            "sinks": self.sinks or None,
         }
         return self.model_copy(update=derived)
 
@@ -157,6 +86,13 @@ class Attention(Part):
                 yield problem.under("rope")
         for problem in self.qk_norm.problems() if self.qk_norm else ():
             yield problem.under("qk_norm")
+        for key in ("softcap", "alibi"):
+            if self.sinks and getattr(self, key):
+                yield Problem(SINKS, (key,), f"{key} changes scores, and no sink is defined beside it", f"no {key}",
+                              also=(("sinks", ("sinks",)),))  # fmt: skip
+        if self.alibi and not self.causal:
+            yield Problem(ALIBI, ("alibi",), "alibi looks back, and causal: false looks both ways", "no alibi",
+                          also=(("causal", ("causal",)),))  # fmt: skip
 
     def _window_problems(self, context: int) -> Iterator[Problem]:
         if self.window is None:
@@ -175,33 +111,45 @@ class Attention(Part):
         a = self.resolved(scope.width)
         heads, kv_heads, head_dim, scale = a.heads, a.kv_heads or 0, a.head_dim or 0, a.scale or 0.0
         inner = Scope(scope.width)
-        visible = Visible(a.window) if a.causal else VisibleBothWays()
-        mask_label = f"mask_{a.window}" if a.window else "mask"
-        (mask,) = inner.ask(Shared(mask_label, visible, ("queries_at", "keys_at")))
+        (mask,) = inner.ask(a._mask)
         q, k, v = (a._in_heads(inner, name, place) for name in ("q", "k", "v"))
         if a.rope:
             cos, sin = inner.ask(Shared("rotary", a.rope.table(head_dim), ("position_ids",)))
             rotary = a.rope.turn(head_dim)
             q = apply(rotary, q, cos, sin, name="q_rotated", place=place)
             k = apply(rotary, k, cos, sin, name="k_rotated", place=place)
-        op = AttentionOp(heads, kv_heads, scale, a.softcap)
-        mixed = apply(op, q, k, v, mask, name="mixed", place=place)
+        op = AttentionOp(heads, kv_heads, scale, a.softcap, biased=a.alibi is not None)
+        sinks: tuple[Value, ...] = ()
+        if a.sinks:
+            op, sinks = SinkAttention(heads, kv_heads, scale), (apply(Sinks(heads), name="sinks", place=place),)
+        mixed = apply(op, q, k, v, mask, *sinks, name="mixed", place=place)
         joined = apply(MergeHeads(), mixed, name="joined", place=place)
         o = apply(Linear(heads * head_dim, scope.width, "o" in a.bias), joined, name="o", place=place)
         normed = f", q and k normed over the {a.qk_norm.over}" if a.qk_norm else ""
-        doc = f"{heads} query heads of {head_dim} read {kv_heads} key-value heads{normed}."
+        lowered = ", scores lowered by distance" if a.alibi else ", with a sink each" if a.sinks else ""
+        doc = f"{heads} query heads of {head_dim} read {kv_heads} key-value heads{normed}{lowered}."
         return scope.call(inner.close("Attention", o, doc), x, name=label, place=place)
 
+    @property
+    def _mask(self) -> Shared:
+        """What a query sees, and with alibi how much each key counts."""
+        visible = Visible(self.window) if self.causal else VisibleBothWays()
+        op = AlibiOp(self.heads, float(self.alibi.max_bias), self.window) if self.alibi else visible
+        label = "bias" if self.alibi else "mask"
+        return Shared(f"{label}_{self.window}" if self.window else label, op, ("queries_at", "keys_at"))
+
     def _in_heads(self, inner: Scope, name: str, place: Place | None) -> Value:
-        """q, k or v, of a resolved part. A norm stands on either side of the split."""
+        """q, k or v, of a resolved part: linear, bias, clip. A norm stands on either side of the split."""
         count, head_dim = (self.heads if name == "q" else self.kv_heads) or 0, self.head_dim or 0
         norm = self.qk_norm if name != "v" else None
         x = apply(Linear(inner.width, count * head_dim, name in self.bias), inner.x[0], name=name, place=place)
+        if self.clip is not None:
+            x = apply(Clip(float(self.clip)), x, name=f"{name}_clipped", place=place)
         if norm and norm.over == "projection":
             x = apply(norm.op(count * head_dim), x, name=f"{name}_norm", place=place)
         x = apply(SplitHeads(count, head_dim), x, name=f"{name}_heads", place=place)
         if norm and norm.over == "head":
-            x = apply(norm.op(head_dim), x, name=f"{name}_norm", place=place)
+            x = norm.of_heads(x, (count, head_dim), name, place)
         return x
 
 

@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blockc.diagnostics.meaning import BIAS_TWICE, NO_GATE
+from blockc.diagnostics.meaning import BIAS_TWICE, CLAMPS, NO_GATE
 from blockc.ir import Value, apply
-from blockc.ops import Gelu, GeluTanh, Linear, Mul, Op, Relu, Silu
-from blockc.parts.base import NOTHING, Part, Problem, Scope
+from blockc.ops import ClampedSwiglu, Gelu, GeluTanh, Linear, Mul, Op, Relu, Relu2, Silu
+from blockc.parts.base import NOTHING, OrNone, Part, Problem, Scope
 from blockc.source import Place
+
+PositiveFloat = Annotated[float, Field(gt=0)]
 
 # The word for each MLP: the activation, and whether a gate of its own is multiplied in.
 TYPES: dict[str, tuple[Op, bool]] = {
     "swiglu": (Silu(), True),
+    "reglu": (Relu(), True),
     "geglu": (Gelu(), True),
     "geglu_tanh": (GeluTanh(), True),
     "gelu": (Gelu(), False),
     "gelu_tanh": (GeluTanh(), False),
     "relu": (Relu(), False),
+    "relu2": (Relu2(), False),
+    "silu": (Silu(), False),
 }
+CLAMPED = "swiglu_clamped"  # its gate and its activation are one op, which has two numbers
 
 
 class Mlp(Part):
     """y = down(act(up x)), or down(act(gate x) * up x)  (Shazeer 2020)."""
 
-    type: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu"]
+    type: Literal[
+        "swiglu", "geglu", "geglu_tanh", "reglu", "swiglu_clamped", "gelu", "gelu_tanh", "relu", "relu2", "silu"
+    ]
     width: Annotated[int, Field(gt=0)]
+    limit: OrNone[PositiveFloat] = None
+    alpha: OrNone[PositiveFloat] = None
     bias: Annotated[tuple[Literal["gate", "up", "down"], ...], Field(strict=False), NOTHING] = ()
 
     def problems(self, width: int, context: int) -> Iterator[Problem]:
         if len(set(self.bias)) < len(self.bias):
             yield Problem(BIAS_TWICE, ("bias",), "a matrix is named twice", "each of gate, up, down at most once")
-        if "gate" in self.bias and not TYPES[self.type][1]:
+        for key, number in (("limit", self.limit), ("alpha", self.alpha)):
+            if self.type == CLAMPED and number is None:
+                yield Problem(CLAMPS, (), f"{CLAMPED} must say its {key}", f"{key}: a number above 0")
+            if self.type != CLAMPED and number is not None:
+                yield Problem(CLAMPS, (key,), f"{self.type} has no {key}", "no such key here")
+        if "gate" in self.bias and self.type != CLAMPED and not TYPES[self.type][1]:
             yield Problem(
                 NO_GATE,
                 ("bias",),
@@ -48,17 +63,23 @@ class Mlp(Part):
         return self.model_copy(update={"bias": tuple(m for m in ("gate", "up", "down") if m in self.bias)})
 
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
-        act, gated = TYPES[self.type]
         inner = Scope(scope.width)
 
         def into(matrix: str) -> Value:
             return apply(Linear(scope.width, self.width, matrix in self.bias), inner.x[0], name=matrix, place=place)
 
-        if gated:
-            gate = apply(act, into("gate"), name="activated", place=place)
-            hidden = apply(Mul(), gate, into("up"), name="gated", place=place)
-        else:
-            hidden = apply(act, into("up"), name="activated", place=place)
+        hidden, formula = self._hidden(into, place)
         down = apply(Linear(self.width, scope.width, "down" in self.bias), hidden, name="down", place=place)
-        formula = f"down({act.name}(gate x) * up x)" if gated else f"down({act.name}(up x))"
-        return scope.call(inner.close("MLP", down, f"{formula}, {self.width} wide."), x, name=label, place=place)
+        doc = f"down({formula}), {self.width} wide."
+        return scope.call(inner.close("MLP", down, doc), x, name=label, place=place)
+
+    def _hidden(self, into: Callable[[str], Value], place: Place | None) -> tuple[Value, str]:
+        """What down reads, and its formula; `into` gives gate x or up x."""
+        if self.type == CLAMPED:
+            op = ClampedSwiglu(self.limit or 0.0, self.alpha or 0.0)
+            return apply(op, into("gate"), into("up"), name="gated", place=place), f"{op.name}(gate x, up x)"
+        act, gated = TYPES[self.type]
+        if not gated:
+            return apply(act, into("up"), name="activated", place=place), f"{act.name}(up x)"
+        gate = apply(act, into("gate"), name="activated", place=place)
+        return apply(Mul(), gate, into("up"), name="gated", place=place), f"{act.name}(gate x) * up x"

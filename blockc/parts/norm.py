@@ -9,25 +9,32 @@ from pydantic import Field
 
 from blockc.diagnostics.meaning import NORM_BIAS, QK_NORM
 from blockc.ir import Value, apply
-from blockc.ops import LayerNorm, RmsNorm
+from blockc.ops import HeadGain, LayerNorm, RmsNorm
 from blockc.parts.base import Model, OrNone, Part, Problem, Scope
 from blockc.source import Place
 
 
 class Norm(Part):
-    """y = x / rms(x) * (offset + weight), or (x - mean) / std * weight + bias."""
+    """y = x / rms(x) * (offset + weight), or (x - mean) / std * weight + bias. `weight: false` leaves out both."""
 
     type: Literal["rms", "layer"]
     eps: Annotated[float, Field(ge=0)]
+    weight: bool | None = None
     bias: bool | None = None
     offset: OrNone[float] = None
 
     def resolved(self, width: int) -> Norm:
-        """(0 + weight) is weight."""
-        return self.model_copy(update={"offset": self.offset or None})
+        """(0 + weight) is weight, which is there unless it is said not to be."""
+        bare = self.weight is False
+        bias = False if bare and self.type == "layer" else self.bias
+        return self.model_copy(update={"offset": self.offset or None, "weight": False if bare else None, "bias": bias})
 
     def problems(self, width: int, context: int) -> Iterator[Problem]:
-        if self.type == "layer" and self.bias is None:
+        for key in ("bias", "offset"):
+            if self.weight is False and getattr(self, key):
+                message = "a norm without weight has no parameters"
+                yield Problem(NORM_BIAS, (key,), message, f"no {key}", also=(("without weight", ("weight",)),))
+        if self.type == "layer" and self.bias is None and self.weight is not False:
             yield Problem(NORM_BIAS, (), "a layer norm must say whether it has a bias", "bias: true or bias: false")
         if self.type == "rms" and self.bias is not None:
             yield Problem(NORM_BIAS, ("bias",), "an rms norm has no bias", "no such key beside type: rms")
@@ -36,10 +43,11 @@ class Norm(Part):
             yield Problem(NORM_BIAS, ("offset",), message, "no such key here")
 
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
+        bare = self.weight is False
         op = (
-            RmsNorm(scope.width, self.eps, self.offset or 0.0)
+            RmsNorm(scope.width, self.eps, self.offset or 0.0, bare)
             if self.type == "rms"
-            else LayerNorm(scope.width, self.eps, bool(self.bias))
+            else LayerNorm(scope.width, self.eps, bool(self.bias), bare)
         )
         return apply(op, x, name=label, place=place)
 
@@ -47,26 +55,39 @@ class Norm(Part):
 class QkNorm(Model):
     """A norm of the queries and one of the keys. Type, eps and offset are those of the layer's norm.
 
-    `over: head` norms each head by itself, with one weight that all share; `over: projection` all heads at once.
+    `over: head` norms each head by itself, with one weight that all share or with its own; `over: projection` all heads
+    at once. Of layer norms there is no bias.
     """
 
     over: Literal["head", "projection"]
-    weights: OrNone[Literal["shared"]] = None
-    type: Literal["rms"] | None = None
+    weights: OrNone[Literal["shared", "own"]] = None
+    type: Literal["rms", "layer"] | None = None
     eps: Annotated[float, Field(ge=0)] | None = None
     offset: OrNone[float] = None
 
     def problems(self) -> Iterator[Problem]:
         if self.over == "head" and self.weights is None:
-            yield Problem(QK_NORM, (), "a norm over each head must say whose its weights are", "weights: shared")
+            yield Problem(QK_NORM, (), "a norm over each head must say whose its weights are", "weights: shared or own")
         if self.over == "projection" and self.weights is not None:
             message = "a norm over the projection has a weight for each of its numbers"
             yield Problem(QK_NORM, ("weights",), message, "no such key beside over: projection")
+        if self.offset and (self.weights == "own" or self.type == "layer"):
+            message = "offset is part of an rms norm whose weights are shared: (offset + weight)"
+            yield Problem(QK_NORM, ("offset",), message, "offset: none")
         if self.type is None or self.eps is None:
             yield Problem(QK_NORM, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
 
     def resolved(self) -> QkNorm:
         return self.model_copy(update={"offset": self.offset or None})
 
-    def op(self, width: int) -> RmsNorm:
-        return RmsNorm(width, self.eps or 0.0, self.offset or 0.0)
+    def op(self, width: int, bare: bool = False) -> RmsNorm | LayerNorm:
+        if self.type == "layer":
+            return LayerNorm(width, self.eps or 0.0, False, bare)
+        return RmsNorm(width, self.eps or 0.0, self.offset or 0.0, bare)
+
+    def of_heads(self, x: Value, sizes: tuple[int, int], name: str, place: Place | None) -> Value:
+        """Over each of the heads; sizes are their number and head_dim."""
+        if self.weights == "shared":
+            return apply(self.op(sizes[1]), x, name=f"{name}_norm", place=place)
+        x = apply(self.op(sizes[1], bare=True), x, name=f"{name}_bare_norm", place=place)
+        return apply(HeadGain(*sizes), x, name=f"{name}_norm", place=place)

@@ -7,18 +7,20 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from blockc.ir import Value, apply
-from blockc.ops import Add, Embed, Sinusoidal
-from blockc.parts.base import Model
+from blockc.ops import Add, Embed, Shift, Sinusoidal
+from blockc.parts.base import Model, OrNone
 
 
 class Learned(Model):
-    """A table of `context` rows."""
+    """A table of `context` rows, and before them `offset` rows that no token reads."""
 
     type: Literal["learned"]
+    offset: OrNone[Annotated[int, Field(gt=0)]] = None
 
     def add(self, x: Value, ids: Value, context: int) -> Value:
-        width = x.type.shape[-1].value or 0
-        return apply(Add(), x, apply(Embed(context, width), ids, name="positions"), name="stream")
+        width, first = x.type.shape[-1].value or 0, self.offset or 0
+        rows = apply(Shift(first), ids, name="rows") if first else ids
+        return apply(Add(), x, apply(Embed(context + first, width), rows, name="positions"), name="stream")
 
 
 class Sine(Model):

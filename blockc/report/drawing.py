@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockc.algebra import Chain, Leaf, Residual, Sum, Term
+from blockc.algebra import Chain, Leaf, Residual, Scaled, Sum, Term
 
 Box = list[str]  # lines of one width; a value comes in at the left of the first and leaves at its right
 
@@ -37,6 +37,8 @@ class _Stream:
         match term:
             case Leaf(label, _, _):
                 return [label, "│"]
+            case Scaled(factor):
+                return [f"times {factor:g}", "│"]
             case Chain():
                 return self.terms(term)
             case Residual(body):
@@ -79,6 +81,8 @@ def _box(term: Term) -> Box:
     match term:
         case Leaf(label, _, _):
             return [f"──→ {label} "]
+        case Scaled(factor):
+            return [f"──→ times {factor:g} "]
         case Chain():
             return _chain(term)
         case Residual(body):

@@ -27,7 +27,7 @@ class Parameters:
 
     total: int
     active: int  # used by one token
-    embedding: int  # tables and head
+    embedding: int  # tables and head, and what stands between them and the layers
     final_norm: int
     matrices: int  # of all layers
     attention_per_layer: int | None

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from blockc.ir import Function, Node, Param, Type, called, inline, is_call, product
-from blockc.ops import Visible, VisibleBothWays
+from blockc.ops import Alibi, LayerNorm, RmsNorm, Visible, VisibleBothWays
 from blockc.passes import with_cache
 
 DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}  # bytes of one number
@@ -83,14 +83,14 @@ def holds_scores(n: Node) -> bool:
 
 
 def is_norm(n: Node) -> bool:
-    return any(param.role == "gain" for param in n.params)
+    return isinstance(n.op, RmsNorm | LayerNorm) or any(param.role == "gain" for param in n.params)
 
 
 def mask_of(n: Node) -> tuple[int | None, Literal["past", "all"]]:
     """The window of the mask that an attention reads, and whether it looks back only."""
-    mask = next(value.node.op for value in n.inputs if value.type.dtype == "bool")
+    mask = next(v.node.op for v in n.inputs if v.type.dtype == "bool" or isinstance(v.node.op, Alibi))
     match mask:
-        case Visible(window):
+        case Visible(window) | Alibi(window=window):
             return window, "past"
         case VisibleBothWays():
             return None, "all"

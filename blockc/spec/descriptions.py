@@ -18,8 +18,8 @@ KEYS: dict[str, str] = {
     "Document.width": "Numbers of the residual stream for each token (d_model). An integer above 0.",
     "Document.depth": "Layers. An integer from 1 to 10000.",
     "Document.context": "Tokens that the model is made for, counted with those before. An integer above 0.",
-    "Document.positions": "What is added to the embedding to say where a token stands. This or attention.rope is "
-    "said; none for a model without.",
+    "Document.positions": "What is added to the embedding to say where a token stands. This, attention.rope "
+    "or attention.alibi is said; none for a model without.",
     "Document.embedding": "What is done to a token's row before the first layer. Absent or none: nothing.",
     "Document.head": "The linear map from the stream to the logits.",
     "Document.layers": "Layers of several kinds. Absent or none: all are alike.",
@@ -27,6 +27,8 @@ KEYS: dict[str, str] = {
     "Document.expect": "Known figures, or bounds of them: compared with the computed ones, never filled in. No effect "
     "on the function.",
     "Document.norm": "The norm of every label that ends in _norm, where the norms stand, and the final norm.",
+    "Document.residual_scale": "Number that each branch of the placement is multiplied by before it is added: x + "
+    "scale * f(x). Absent or none: 1. In a block, write {scale: x}.",
     "Document.attention": "softmax(q k^T * scale) v in heads; o reads the heads, concatenated.",
     "Document.mlp": "down(act(up x)), or with a gate down(act(gate x) * up x).",
     "Document.block": "A layer as a term, where no norm.placement names it: [a, b] is a chain, {residual: [...]} adds "
@@ -35,13 +37,20 @@ KEYS: dict[str, str] = {
     "{mlp: {width: 512}}}.",
     "Embedding.scale": "Number that a looked-up row is multiplied by, before positions are added; sqrt_width for the "
     "root of width. Absent or none: 1.",
+    "Embedding.width": "Numbers of a row of the embedding, where they are not width: a matrix takes them in, another "
+    "takes the stream out for the head. Absent or none: width.",
+    "Embedding.norm": "A norm of the stream before the first layer, behind the positions. Absent or none: none.",
     "Head.tied": "Whether the head is the embedding's own matrix. true or false; there is no default.",
     "Head.bias": "Whether vocab numbers are added to the logits, before the softcap. Absent: false.",
+    "Head.scale": "Number that the logits are multiplied by, before the softcap. A number above 0. Absent or none: 1.",
     "Head.softcap": "Logits become cap * tanh(logits / cap). A number above 0. Absent or none: no cap.",
     "Learned.type": "learned: a table of context rows of width numbers.",
+    "Learned.offset": "Rows of the table before that of the first token; no token reads them. An integer above 0. "
+    "Absent or none: 0.",
     "Sine.type": "sinusoidal: sines and cosines of wavelengths from 2 pi to 10000 * 2 pi tokens.",
     "NormKeys.type": "rms: x / rms(x) * weight. layer: (x - mean) / std * weight, with a bias or without.",
     "NormKeys.eps": _EPS,
+    "NormKeys.weight": "Whether the norm has parameters: false for x / rms(x) or (x - mean) / std. Absent: true.",
     "NormKeys.bias": "Whether a layer norm adds width numbers. It must be said for layer, and is refused for rms.",
     "NormKeys.offset": "Number added to the gain of an rms norm: x / rms(x) * (offset + weight). Absent: 0.",
     "NormKeys.placement": "Where the norms of a layer stand. pre: x + f(norm x). post: norm(x + f x). sandwich: x + "
@@ -59,13 +68,19 @@ KEYS: dict[str, str] = {
     "Attention.window": "Tokens that a query sees, itself among them: keys (i - window, i]. Less than context. Absent "
     "or none: all before it.",
     "Attention.rope": "Rotary positions of queries and keys. Absent or none: they are not turned.",
+    "Attention.alibi": "A number for each head times the distance of a key, taken from its score. Absent or "
+    "none: none.",
     "Attention.softcap": "Scores become cap * tanh(scores / cap), before the mask. A number above 0. Absent or none: "
     "no cap.",
-    "Attention.qk_norm": "An rms norm of the queries and one of the keys, before rope. Absent or none: none.",
+    "Attention.clip": "Queries, keys and values are kept inside (-clip, clip), behind their biases. A number above 0. "
+    "Absent or none: they are not.",
+    "Attention.sinks": "Whether each head has a learned logit that joins the softmax of its scores, and whose weight "
+    "goes nowhere. true or false. Absent or none: false.",
+    "Attention.qk_norm": "A norm of the queries and one of the keys, before rope. Absent or none: none.",
     "QkNorm.over": "head: each head by itself. projection: all heads at once.",
-    "QkNorm.weights": "shared: one gain of head_dim numbers for all heads; said with over: head, refused with "
-    "projection.",
-    "QkNorm.type": "rms. Absent: that of norm.",
+    "QkNorm.weights": "shared: one gain of head_dim numbers for all heads. own: each head has its own. Said with over: "
+    "head, refused with projection.",
+    "QkNorm.type": "rms, or layer without a bias. Absent: that of norm.",
     "QkNorm.eps": _EPS + " Absent: that of norm.",
     "QkNorm.offset": "Number added to the gain: (offset + weight). Absent: that of norm.",
     "Rope.theta": "Base of the frequencies theta^(-2i/n) of the pairs i, in radians a token. A number above 0, such "
@@ -75,14 +90,38 @@ KEYS: dict[str, str] = {
     "Absent or none: all.",
     "Rope.pairs": "Pairs that are turned, the first ones, with frequencies over head_dim. Absent or none: all.",
     "Rope.scaling": "Frequencies changed for a longer context. Absent or none: as they are.",
+    "Alibi.max_bias": "The slope of head h of n is 2^(-max_bias h/n). A number above 0, such as 8.",
+    "Linear.type": "linear: all frequencies divided by factor.",
+    "Linear.factor": "How much all wavelengths are stretched. A number above 0, such as 8.",
+    "Yarn.type": "yarn: pairs that turn beta_fast times or more within the original context kept, those that turn "
+    "beta_slow times or less stretched by factor, a ramp between.",
+    "Yarn.factor": "How much the longest wavelengths are stretched. A number above 0, such as 32.",
+    "Yarn.original": "Tokens of the context that the frequencies were trained at.",
+    "Yarn.beta_fast": "Turns within the original context from which a pair is kept. A number above beta_slow, such "
+    "as 32.",
+    "Yarn.beta_slow": "Turns within the original context up to which a pair is stretched whole. A number above 0, such "
+    "as 1.",
+    "Yarn.truncate": "Whether the ramp starts and ends at whole pairs. true or false; there is no default.",
+    "Yarn.attention_factor": "Number that cosines and sines are multiplied by. Absent or none: 0.1 ln(factor) + 1, "
+    "and 1 for a factor of at most 1.",
+    "Longrope.type": "longrope: each pair's frequency divided by a factor of its own.",
+    "Longrope.short": "Factors for contexts up to the original one, a number above 0 for each pair that turns. "
+    "Absent or none: there is no such list.",
+    "Longrope.long": "Factors for longer contexts, a number above 0 for each pair that turns. Absent or none: there is "
+    "no such list.",
+    "Longrope.choose": "The list that is used: short or long. The other has no effect.",
+    "Longrope.attention_factor": "Number that cosines and sines are multiplied by. A number above 0.",
     "Llama3.type": "llama3: long wavelengths stretched by factor, short ones kept, a smooth passage between.",
     "Llama3.factor": "How much the longest wavelengths are stretched. A number above 0, such as 8.",
     "Llama3.low_freq_factor": "Wavelengths above original / this are stretched whole. A number above 0.",
     "Llama3.high_freq_factor": "Wavelengths below original / this are kept. A number above low_freq_factor.",
     "Llama3.original": "Tokens of the context that the frequencies were trained at.",
     "Mlp.type": "The activation, and whether there is a gate. With one: swiglu (SiLU), geglu (exact GELU), "
-    "geglu_tanh. Without: gelu, gelu_tanh, relu.",
+    "geglu_tanh, reglu, swiglu_clamped. Without: gelu, gelu_tanh, relu, relu2 (squared), silu.",
     "Mlp.width": "Numbers between up and down (d_ff). An integer above 0.",
+    "Mlp.limit": "Of swiglu_clamped, which needs it: gate is kept below it, up between it and its negative. A number "
+    "above 0.",
+    "Mlp.alpha": "Of swiglu_clamped, which needs it: gate * sigmoid(alpha * gate) * (up + 1). A number above 0.",
     "Mlp.bias": "The matrices that have a bias, of gate, up, down. Absent, none or []: none of them.",
     "Layers.first": "Kinds of the first layers, laid once.",
     "Layers.pattern": "Kinds tiled over what lies between first and last; the last tile may be cut.",
@@ -99,11 +138,12 @@ KEYS: dict[str, str] = {
 }
 
 # What an absent key is, where that is a value that could be written.
-DEFAULTS: dict[str, Any] = {"Attention.causal": True, "Head.bias": False}
+DEFAULTS: dict[str, Any] = {"Attention.causal": True, "NormKeys.weight": True, "Head.bias": False}
 
 TERM = {
-    "term": "A label, a chain of terms, a residual or a sum. A label is attention, mlp, a norm where it ends in "
-    "_norm, or one of parts; it stands once in a block.",
+    "term": "A label, a chain of terms, a residual, a sum or a scale. A label is attention, mlp, a norm where it ends "
+    "in _norm, or one of parts; it stands once in a block.",
     "residual": "x + chain(x): what the chain makes of its input is added to it.",
     "sum": "The sum of two or more chains that all read the same x.",
+    "scale": "x times this number, which is above 0.",
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from blockc.parts import Attention, Mlp, Model, Norm, OrNone, Part, Positions
+from blockc.diagnostics.meaning import EMBEDDING
+from blockc.parts import Attention, Mlp, Model, Norm, OrNone, Part, Positions, Problem
 from blockc.spec import labels
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
@@ -62,17 +64,34 @@ PLACEMENTS: dict[str, list[Any]] = {
 }
 
 
+def scaled(placement: Placement, factor: float | None) -> list[Any]:
+    """The term of a placement, each branch times the factor."""
+    if factor is None:
+        return PLACEMENTS[placement]
+    last = [{"scale": factor}]
+    return [{"residual": t["residual"] + last} if isinstance(t, dict) else t for t in PLACEMENTS[placement]]
+
+
 class Embedding(Model):
-    """Order: look up, scale, add positions."""
+    """Order: look up, project, scale, add positions, norm. A width of its own is projected in, and out for the head."""
 
     scale: OrNone[PositiveFloat | Literal["sqrt_width"]] = None
+    width: OrNone[Positive] = None
+    norm: OrNone[Norm] = None
+
+    def problems(self, width: int) -> Iterator[Problem]:
+        if self.width == width:
+            message = f"the embedding is as wide as the stream, {width}"
+            hint = "leave the key out: a projection between equal widths would be a guess"
+            yield Problem(EMBEDDING, ("width",), message, f"another number than {width}", str(width), hint)
 
 
 class Head(Model):
-    """Order: linear, bias, softcap. A tied head is the embedding's own matrix; the bias is the head's."""
+    """Order: linear, bias, scale, softcap. A tied head is the embedding's own matrix; the bias is the head's."""
 
     tied: bool
     bias: bool | None = None
+    scale: OrNone[PositiveFloat] = None
     softcap: OrNone[PositiveFloat] = None
 
 
@@ -84,13 +103,14 @@ class NormKeys(Norm):
 
     @property
     def part(self) -> Norm:
-        return Norm(type=self.type, eps=self.eps, bias=self.bias, offset=self.offset)
+        return Norm(type=self.type, eps=self.eps, weight=self.weight, bias=self.bias, offset=self.offset)
 
 
 class LayerKeys(Model):
     """What a layer is made of; `layers.kinds` varies these and no others."""
 
     norm: OrNone[NormKeys] = None
+    residual_scale: OrNone[PositiveFloat] = None
     attention: OrNone[Attention] = None
     mlp: OrNone[Mlp] = None
     block: OrNone[Annotated[list[Any], Field(description="a term of the block algebra")]] = None

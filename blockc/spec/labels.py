@@ -24,7 +24,7 @@ _EMITTED = """
     queries_at self tokens torch weight
 """
 # The names of values in a layer.
-_MADE = re.compile(r"(x|mask|rotary|cos|sin|key|value|past_key|past_value)(_\d+)*|after_\w+|\w+_plus_\w+")
+_MADE = re.compile(r"(x|mask|rotary|cos|sin|key|value|past_key|past_value)(_\d+)*|after_\w+|scaled_\w+|\w+_plus_\w+")
 
 
 def refusal(label: str) -> str:

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from blockc.diagnostics.meaning import MANY_LAYERS, NO_POSITIONS, PLACED_NONE, TWO_WORDS
+from blockc.diagnostics.meaning import MANY_LAYERS, NO_POSITIONS, PLACED_NONE, TWO_SCALES, TWO_WORDS
 from blockc.diagnostics.words import MISSING_KEY, VERSION, VERSION_FIRST
 from blockc.parts import PARTS, Part
 from blockc.source import Finding, Mapping, Place, SpecError, finding, key_place, override, plain, read
 from blockc.spec.faults import from_problem, from_pydantic, shown
-from blockc.spec.keys import LAYER_KEYS, PLACEMENTS, TOP_KEYS, LayerKeys, NormKeys, TopKeys
+from blockc.spec.keys import LAYER_KEYS, PLACEMENTS, TOP_KEYS, LayerKeys, NormKeys, TopKeys, scaled
 from blockc.spec.layers import Kind, lay, with_norm
 
 M = TypeVar("M", bound=BaseModel)
@@ -40,7 +40,7 @@ class Layer:
             return self.keys.block
         assert self.keys.norm is not None  # _layer_faults saw to it
         assert self.keys.norm.placement is not None
-        return PLACEMENTS[self.keys.norm.placement]
+        return scaled(self.keys.norm.placement, self.keys.residual_scale)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def from_tree(tree: Mapping) -> Spec:
                                      expected=f"at most {MAX_DEPTH}", got=str(top.depth))])  # fmt: skip
         layers, more = _layers(tree, top)
         final, last = _final_norm(tree, layers)
-        faults += more + last + list(_position_faults(tree, top, layers))
+        faults += more + last + list(_position_faults(tree, top, layers)) + list(_embedding_faults(tree, top))
     if faults or top is None:
         raise SpecError(_in_order(faults))
     return Spec(top, layers, final, tree)
@@ -170,6 +170,9 @@ def _layer_faults(layer: Layer, sizes: tuple[int, int] | None, root: Place) -> I
     if placement and keys.block is not None:
         yield finding(TWO_WORDS, key_place(tree, ("norm", "placement")), "norm.placement and block say the same thing",
                       expected="one of them", others=[("block is here", key_place(tree, ("block",)))])  # fmt: skip
+    if keys.residual_scale is not None and keys.block is not None:
+        yield finding(TWO_SCALES, layer.place("residual_scale"), "residual_scale scales the branches of a placement",
+                      expected="{scale: x} in the block", others=[("block is here", layer.place("block"))])  # fmt: skip
     if placement is None and keys.block is None:
         missing = "norm.placement" if keys.norm else "norm"
         yield finding(MISSING_KEY, layer.place("norm") if "norm" in tree.entries else root, f"missing key {missing}",
@@ -206,17 +209,28 @@ def _final_norm(tree: Mapping, layers: tuple[Layer, ...]) -> tuple[NormKeys | No
 
 
 def _position_faults(tree: Mapping, top: TopKeys, layers: tuple[Layer, ...]) -> Iterator[Finding]:
-    """How a token's place is known is always said: positions, rope, or positions: none."""
-    if layers and "positions" not in tree.entries and not any(_ropes(layer.keys) for layer in layers):
+    """How a token's place is known is always said: positions, rope, alibi, or positions: none."""
+    if layers and "positions" not in tree.entries and not any(_places(layer.keys) for layer in layers):
         yield finding(NO_POSITIONS, tree.place, "nothing says where a token stands",
-                      expected="positions or attention.rope",
+                      expected="positions, attention.rope or attention.alibi",
                       hint="write positions: none for a model without")  # fmt: skip
 
 
-def _ropes(keys: LayerKeys) -> bool:
+def _embedding_faults(tree: Mapping, top: TopKeys) -> Iterator[Finding]:
+    if top.embedding is None:
+        return
+    for problem in top.embedding.problems(top.width):
+        yield from_problem(problem, tree, ("embedding",))
+    for problem in top.embedding.norm.problems(top.width, top.context) if top.embedding.norm else ():
+        yield from_problem(problem, tree, ("embedding", "norm"))
+
+
+def _places(keys: LayerKeys) -> bool:
+    """Whether an attention of the layer says where its keys stand."""
     attentions: list[Any] = [part.get("attention") for part in (keys.parts or {}).values() if part]
-    inherited = keys.attention is not None and keys.attention.rope is not None
-    return inherited or any(isinstance(a, dict) and a.get("rope", "none") != "none" for a in attentions)
+    inherited = keys.attention is not None and (keys.attention.rope or keys.attention.alibi) is not None
+    said = ((a, word) for a in attentions if isinstance(a, dict) for word in ("rope", "alibi"))
+    return inherited or any(a.get(word, "none") != "none" for a, word in said)
 
 
 def _distinct(faults: list[Finding]) -> list[Finding]:

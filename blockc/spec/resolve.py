@@ -14,8 +14,8 @@ from blockc.spec.own import key_of, own_part
 from blockc.spec.reading import Layer, Spec, occupants, written
 
 _ORDER = (
-    "blockc", "name", "description", "vocab", "width", "depth", "context", "positions", "embedding", *PARTS, "head",
-    "block", "parts", "layers", "init", "checkpoint", "expect",
+    "blockc", "name", "description", "vocab", "width", "depth", "context", "positions", "embedding", *PARTS,
+    "residual_scale", "head", "block", "parts", "layers", "init", "checkpoint", "expect",
 )  # fmt: skip
 _SLOTS = ("block", "placement")  # one replaces the other; neither is removed by a word
 
@@ -56,7 +56,7 @@ def _said(spec: Spec) -> Keys:
     width = spec.top.width
     base = _layer(spec.distinct[0], width)
     if spec.final_norm is not None:
-        base["norm"] = {**written(spec.final_norm), "final": True}
+        base["norm"] = {**written(spec.final_norm.resolved(width)), "final": True}
         if "block" in base:
             base["norm"].pop("placement", None)
     elif "norm" in base:
@@ -101,7 +101,7 @@ def _filled(below: Keys, said: Keys) -> Keys:
         key: _filled(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
         for key, value in said.items()
     }
-    return made | dict.fromkeys((key for key in below if key not in said), "none")
+    return made | {key: _undone(below[key]) for key in below if key not in said}
 
 
 def _labels(term: Any) -> Iterator[str]:
@@ -133,4 +133,9 @@ def _difference(below: Keys, above: Keys) -> Keys:
         elif value != old:
             change[key] = value
     removed = [key for key in below if key not in above and key not in (*_SLOTS, "final")]
-    return change | dict.fromkeys(removed, "none")
+    return change | {key: _undone(below[key]) for key in removed}
+
+
+def _undone(value: Any) -> Any:
+    """What takes back a value where merging would leave it: a thing that is said not to be there is there again."""
+    return True if value is False else "none"

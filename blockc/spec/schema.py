@@ -6,6 +6,7 @@ At the top the required ones are, where `layers` is absent. What depends on two 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -33,6 +34,7 @@ _CHAIN: Json = {"type": "array", "minItems": 1, "items": {"$ref": "#/definitions
 def schema() -> Json:
     made = Document.model_json_schema(schema_generator=_Generator, ref_template="#/definitions/{model}")
     definitions: Json = made.pop("$defs")
+    definitions.pop("Norm")  # it is made of NormKeys below
     for name, model in (("Document", made), *definitions.items()):
         _explain(name, model)
         if name != "Document":
@@ -103,11 +105,14 @@ def _fill(made: Json) -> None:
     )
     layers["kinds"].pop("patternProperties", None)
     made["definitions"]["Layers"]["required"] = ["kinds"]
-    for name, key in (("Head", "tied"), ("Init", "std"), ("Learned", "type"), ("Sine", "type")):
+    for name, key in (("Head", "tied"), ("Init", "std"), ("Learned", "type"), ("Sine", "type"), ("Alibi", "max_bias")):
         made["definitions"][name]["required"] = [key]
     made["definitions"]["Bounds"]["minProperties"] = 1
-    top["positions"]["anyOf"][0].pop("discriminator")  # a word of OpenAPI
+    for chosen in (top["positions"], made["definitions"]["Rope"]["properties"]["scaling"]):
+        chosen["anyOf"][0].pop("discriminator")  # a word of OpenAPI
     top["depth"]["maximum"] = MAX_DEPTH
+    whole: Json = {"allOf": [{"$ref": "#/definitions/Norm"}], "required": ["type", "eps"]}
+    made["definitions"]["Embedding"]["properties"]["norm"]["anyOf"][0] = whole
     kind["norm"] = {"allOf": [kind["norm"]], "not": {"required": ["final"]}, "description": KEYS["Document.norm"]}
     _clashes(made["definitions"])
 
@@ -181,9 +186,10 @@ def _term() -> Json:
         }
 
     branches = {"type": "array", "minItems": 2, "items": _CHAIN}
+    factor = {"type": "number", "exclusiveMinimum": 0}
     return {
         "description": TERM["term"],
-        "anyOf": [_LABEL, _CHAIN, said_by("residual", _CHAIN), said_by("sum", branches)],
+        "anyOf": [_LABEL, _CHAIN, said_by("residual", _CHAIN), said_by("sum", branches), said_by("scale", factor)],
     }
 
 
@@ -194,27 +200,39 @@ def _whole_layers() -> Json:
     """Without kinds of layers, what the top says of a layer must be all of it."""
     parts = {key: _required(field) for key, field in Document.model_fields.items() if key in PARTS}
     placed = {"required": ["norm"], "properties": {"norm": {"required": ["placement"]}}}
-    roped = {"properties": {"attention": {"required": ["rope"]}}, "required": ["attention"]}
+    ways = [{"required": ["rope"]}, {"required": ["alibi"]}]
+    placing = {"properties": {"attention": {"anyOf": ways}}, "required": ["attention"]}
     return {
         "properties": {key: said for key, said in parts.items() if said},
         "allOf": [
             {"oneOf": [placed, {"required": ["block"]}]},
-            {"anyOf": [{"required": ["positions"]}, roped, {"required": ["parts"]}]},
+            {"anyOf": [{"required": ["positions"]}, placing, {"required": ["parts"]}]},
         ],
     }
 
 
 def _required(field: FieldInfo) -> Json:
-    """The keys that a class must have, its inner ones' too; what is no mapping is not spoken of."""
-    model = _model_of(field.annotation)
-    if model is None:
-        return {}
+    """The keys that a class must have, its inner ones' too, or one of several; what is no mapping is not spoken of."""
+    models = list(_models_of(field.annotation))
+    if len(models) == 1:
+        return _required_of(models[0])
+    return {"anyOf": [_required_of_type(model) for model in models]} if models else {}
+
+
+def _required_of_type(model: type[BaseModel]) -> Json:
+    said = _required_of(model)
+    words = list(get_args(model.model_fields["type"].annotation))
+    return {**said, "properties": {"type": {"enum": words}, **said.get("properties", {})}}
+
+
+def _required_of(model: type[BaseModel]) -> Json:
     required = [name for name, inner in model.model_fields.items() if inner.is_required()]
     below = {name: said for name, inner in model.model_fields.items() if (said := _required(inner))}
     return ({"required": required} if required else {}) | ({"properties": below} if below else {})
 
 
-def _model_of(annotation: Any) -> type[BaseModel] | None:
+def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for inner in get_args(annotation) if (found := _model_of(inner))), None)
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_of(inner)

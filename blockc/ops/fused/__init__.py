@@ -7,15 +7,15 @@ never emitted as PyTorch.
 from blockc.ops.base import Op
 from blockc.ops.fused.attention import GroupQueryAttention, RowQueryAttention
 from blockc.ops.fused.pairs import BiasedGelu, HeadNorm, SkipNorm
-from blockc.ops.fused.rows import MICROSOFT, Lengths, MaskBias, RotaryRows, RowLengths, Slots
+from blockc.ops.fused.rows import MICROSOFT, BoundedBias, Lengths, MaskBias, RotaryRows, RowLengths, Slots
 
 FUSED: tuple[type[Op], ...] = (
     SkipNorm, HeadNorm, BiasedGelu,
-    MaskBias, Slots, Lengths, RowLengths, RotaryRows,
+    MaskBias, BoundedBias, Slots, Lengths, RowLengths, RotaryRows,
     GroupQueryAttention, RowQueryAttention,
 )  # fmt: skip
 
 __all__ = [
-    "FUSED", "MICROSOFT", "BiasedGelu", "GroupQueryAttention", "HeadNorm", "Lengths", "MaskBias", "RotaryRows",
-    "RowLengths", "RowQueryAttention", "SkipNorm", "Slots",
+    "FUSED", "MICROSOFT", "BiasedGelu", "BoundedBias", "GroupQueryAttention", "HeadNorm", "Lengths", "MaskBias",
+    "RotaryRows", "RowLengths", "RowQueryAttention", "SkipNorm", "Slots",
 ]  # fmt: skip

@@ -20,8 +20,9 @@ from blockc.ops.position import Rotary, RotaryTable
 class GroupQueryAttention(Op):
     """y, key, value = join(attend([past, turned k], [past, v])), with q and k split and turned at their slots
 
-    q (B, S, heads * d), k and v (B, S, kv_heads * d), the pasts (B, kv_heads, P, d), bias (B, 1, S, T), last (B),
-    total (), and with rope slots (B, S), cos and sin (T, width/2) -> (B, S, heads * d), presents (B, kv_heads, T, d).
+    q (B, S, heads * d), k and v (B, S, kv_heads * d), the pasts (B, kv_heads, P, d), bias (B, 1, S, T), or each head's
+    own (B, heads, S, T) where it is more than a mask, last (B), total (), and with rope slots (B, S), cos and sin
+    (T, width/2) -> (B, S, heads * d), presents (B, kv_heads, T, d).
     """
 
     heads: int
@@ -31,11 +32,12 @@ class GroupQueryAttention(Op):
     softcap: float | None = None
     rotary: Rotary | None = None
     packed: bool = False  # queries, keys and values side by side in one operand: (B, S, (heads + 2 kv_heads) * d)
+    biased: bool = False
     output_names = ("out", "key", "value")
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         q, present, rest = _outputs(self, args)
-        bias = Type("float", (q.shape[0], dim(1), q.shape[1], present.shape[2]))
+        bias = Type("float", (q.shape[0], dim(self.heads if self.biased else 1), q.shape[1], present.shape[2]))
         expect(rest[0] == bias, "the bias", bias, rest[0])
         return q, present, present
 
@@ -54,8 +56,8 @@ class GroupQueryAttention(Op):
             slots, cos, sin = rope
             q, k = (self.rotary.numpy((x, cos[slots], sin[slots]), ())[0] for x in (q, k))
         key, value = Extend().numpy((past_key, k), ())[0], Extend().numpy((past_value, v), ())[0]
-        attend = Attention(self.heads, self.kv_heads, self.scale, self.softcap)
-        mixed = attend.numpy((q, key, value, bias == 0), ())[0]
+        attend = Attention(self.heads, self.kv_heads, self.scale, self.softcap, self.biased)
+        mixed = attend.numpy((q, key, value, bias if self.biased else bias == 0), ())[0]
         return MergeHeads().numpy((mixed,), ())[0], key, value
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
@@ -89,12 +91,21 @@ class GroupQueryAttention(Op):
             op = GroupQueryAttention(heads, kv_heads, 16, 0.3, softcap, turn(16, 16) if turn else None)
             return Sample(op, (*flat, empty, empty, bias, *lengths, *rope))
 
+        def biased(made: Sample) -> Sample:
+            assert isinstance(made.op, GroupQueryAttention)
+            at, heads = (3 if made.op.packed else 5), made.op.heads
+            bias = made.args[at] + rand(2, heads, 3, 3, seed=7)
+            return Sample(replace(made.op, biased=True), (*made.args[:at], bias, *made.args[at + 1 :]))
+
         return (
             sample(4, 4, None, None),
             sample(4, 2, 0.8, None),
             sample(8, 2, None, Rotary),
             sample(4, 2, None, RotaryInterleaved),
             _packed(sample(8, 2, None, Rotary)),
+            biased(sample(4, 4, None, None)),
+            biased(sample(4, 2, 0.8, Rotary)),
+            biased(_packed(sample(8, 2, None, None))),
         )
 
 

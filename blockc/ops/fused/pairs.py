@@ -40,11 +40,8 @@ class SkipNorm(Op):
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         *own, bias = params if self.bias else (*params, None)
-        if isinstance(self.norm, RmsNorm):
-            gain = g.op("Add", own[0], g.real(self.norm.offset)) if self.norm.offset else own[0]
-            rest = (gain, bias)
-        else:
-            rest = (own[0], own[1] if self.norm.bias else None, bias)
+        gain = self.norm.gain(g, own)
+        rest = (gain, bias) if isinstance(self.norm, RmsNorm) else (gain, own[1] if self.norm.bias else None, bias)
         outputs = g.ops(self.kernel, 4, *args, *rest, domain=MICROSOFT, epsilon=self.norm.eps)
         return outputs[0], outputs[3]
 
@@ -54,16 +51,21 @@ class SkipNorm(Op):
     @staticmethod
     def samples() -> tuple[Sample, ...]:
         args = (rand(2, 3, 8), rand(2, 3, 8, seed=1))
-        norms = (RmsNorm(8, 1e-5), RmsNorm(8, 1e-5, 1.0), LayerNorm(8, 1e-5, True), LayerNorm(8, 1e-2, False))
+        norms = (RmsNorm(8, 1e-5), RmsNorm(8, 1e-5, 1.0), RmsNorm(8, 1e-5, bare=True), LayerNorm(8, 1e-5, True),
+                 LayerNorm(8, 1e-2, False), LayerNorm(8, 1e-2, False, bare=True))  # fmt: skip
         return tuple(Sample(SkipNorm(norm, bias), args) for norm in norms for bias in (False, True))
 
 
 @dataclass(frozen=True)
 class HeadNorm(Op):
-    """The norm over each head by itself: (B, S, heads * d) -> same"""
+    """The norm over each head by itself: (B, S, heads * d) -> same
+
+    `own` gives each head a gain of its own, a weight (heads, d), after a norm that has none.
+    """
 
     norm: RmsNorm | LayerNorm
     heads: int
+    own: bool = False
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         width = self.heads * self.norm.width
@@ -71,23 +73,27 @@ class HeadNorm(Op):
         return args
 
     def params(self) -> tuple[Param, ...]:
-        return self.norm.params()
+        own = Param("weight", (self.heads, self.norm.width), "gain", neutral=1.0)
+        return (own,) if self.own else self.norm.params()
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         heads = args[0].reshape(*args[0].shape[:2], self.heads, self.norm.width)
-        return (self.norm.numpy((heads,), params)[0].reshape(args[0].shape),)
+        (normed,) = self.norm.numpy((heads,), params)
+        return ((normed * params[0] if self.own else normed).reshape(args[0].shape),)
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         heads = g.op("Reshape", args[0], g.constant([0, 0, self.heads, self.norm.width]))
-        return [g.op("Reshape", self.norm.onnx(g, (heads,), params)[0], g.constant([0, 0, -1]))]
+        (normed,) = self.norm.onnx(g, (heads,), () if self.own else params)
+        return [g.op("Reshape", g.op("Mul", normed, *params) if self.own else normed, g.constant([0, 0, -1]))]
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return TokenAxes((1,), (1,))
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        norms = (RmsNorm(4, 1e-5), RmsNorm(4, 1e-5, 1.0), LayerNorm(4, 1e-5, True))
-        return tuple(Sample(HeadNorm(norm, 2), (rand(2, 3, 8),)) for norm in norms)
+        bare = LayerNorm(4, 1e-5, False, bare=True)
+        norms = (RmsNorm(4, 1e-5), RmsNorm(4, 1e-5, 1.0), LayerNorm(4, 1e-5, True), bare)
+        return tuple(Sample(HeadNorm(norm, 2, norm.bare), (rand(2, 3, 8),)) for norm in norms)
 
 
 @dataclass(frozen=True)

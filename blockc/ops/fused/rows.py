@@ -9,8 +9,9 @@ import numpy as np
 
 from blockc.ir import Type, dim
 from blockc.ir.reach import Constant, Leaks, Reach, Tokens, along
-from blockc.ops.base import Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes
+from blockc.ops.base import Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, expect, rand
 from blockc.ops.position import RotaryTable
+from blockc.ops.scaling import LinearScaling
 
 MICROSOFT = "com.microsoft"
 
@@ -44,6 +45,34 @@ class MaskBias(Op):
     def samples() -> tuple[Sample, ...]:
         mask = np.tril(np.ones((2, 1, 3, 3), bool))
         return Sample(MaskBias(), (mask,)), Sample(MaskBias(-3e4), (mask,))
+
+
+@dataclass(frozen=True)
+class BoundedBias(Op):
+    """y = max(x, low): (B, heads, S, T) -> (B, heads, S, T). A bias of -inf for a kernel that takes finite ones."""
+
+    low: float
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        expect(args[0].dtype == "float", "a bias", "float", args[0])
+        return args
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (np.maximum(args[0], self.low),)
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Max", args[0], g.real(self.low))]
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((2,), (2,))
+
+    def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
+        return reaches
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        seen = np.tril(np.ones((2, 2, 3, 3), bool))
+        return (Sample(BoundedBias(-3e4), (np.where(seen, rand(2, 2, 3, 3), -np.inf),)),)
 
 
 @dataclass(frozen=True)
@@ -155,11 +184,13 @@ class RotaryRows(Op):
         positions = g.op("Range", g.constant(np.array(0)), total, g.constant(np.array(1)))
         turned = g.op("Unsqueeze", g.op("Cast", positions, to=1), g.constant([1]))
         angles = g.op("Mul", turned, g.constant(self.table.frequencies.astype(np.float32)))
-        return [g.narrowed(g.op("Cos", angles)), g.narrowed(g.op("Sin", angles))]
+        return [self.table.amplified(g, g.op(turn, angles)) for turn in ("Cos", "Sin")]
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         return Constant(), Constant()  # of the shape alone
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        return (Sample(RotaryRows(RotaryTable(10000.0, 4, 8)), (np.ones((2, 5), np.int64),)),)
+        amplified = RotaryTable(10000.0, 4, 8, 0, LinearScaling(4.0), 1.5)
+        mask = np.ones((2, 5), np.int64)
+        return Sample(RotaryRows(RotaryTable(10000.0, 4, 8)), (mask,)), Sample(RotaryRows(amplified), (mask,))

@@ -11,6 +11,7 @@ from blockc.ir import Node, Value, node
 from blockc.ops import (
     Attention,
     Extend,
+    HeadGain,
     KeyPositions,
     LayerNorm,
     MergeHeads,
@@ -18,10 +19,12 @@ from blockc.ops import (
     RmsNorm,
     Rotary,
     RotaryTable,
+    SinkAttention,
     SplitHeads,
     Visible,
 )
 from blockc.ops.fused import (
+    BoundedBias,
     GroupQueryAttention,
     HeadNorm,
     Lengths,
@@ -41,11 +44,12 @@ OpT = TypeVar("OpT")
 
 @dataclass(frozen=True)
 class _Heads:
-    """Queries or keys on their way to an attention, from the flat value: split, perhaps normalised, perhaps turned."""
+    """Queries or keys on their way to an attention, from the flat value: split, perhaps normalised and turned."""
 
     flat: Value
     split: SplitHeads
     norm: Node | None = None
+    gain: Node | None = None
     rotary: Node | None = None
 
 
@@ -100,13 +104,15 @@ def _passed(m: _Matched) -> Iterator[Node]:
     """The nodes that the kernel stands for. Their norms are made anew, of flat heads."""
     yield from (m.attention, m.key, m.value, m.join)
     for heads in (m.q, m.k):
-        yield from (n for n in (heads.norm, heads.rotary) if n is not None)
+        yield from (n for n in (heads.norm, heads.gain, heads.rotary) if n is not None)
 
 
 # Matching
 
 
 def _match(rewrite: Rewrite, n: Node) -> _Matched:
+    if isinstance(n.op, SinkAttention):
+        raise Mismatch("its heads have sinks")
     q, k, v, mask = n.inputs
     join = rewrite.only_user(n[0])
     if join is None or not isinstance(join.op, MergeHeads):
@@ -132,10 +138,12 @@ def _match(rewrite: Rewrite, n: Node) -> _Matched:
 def _heads(value: Value) -> _Heads:
     rotary = value.node if isinstance(value.node.op, Rotary) else None
     value = value if rotary is None else rotary.inputs[0]
+    gain = value.node if isinstance(value.node.op, HeadGain) else None
+    value = value if gain is None else gain.inputs[0]
     norm = value.node if isinstance(value.node.op, RmsNorm | LayerNorm) else None
     value = value if norm is None else norm.inputs[0]
     split = _made(value, SplitHeads, f"{value.node.op.name} stands between its heads and the kernel")
-    return _Heads(split.inputs[0], _of(SplitHeads, split), norm, rotary)
+    return _Heads(split.inputs[0], _of(SplitHeads, split), norm, gain, rotary)
 
 
 def _made(value: Value, op: type, why: str) -> Node:
@@ -159,6 +167,8 @@ def _legal(rewrite: Rewrite, m: _Matched, mask: Value) -> None:
     if rewrite.target.provider == "cuda" and m.q.split.head_dim > 256:
         raise Mismatch(f"head_dim {m.q.split.head_dim} is above 256")
     if rewrite.target.by_rows:
+        if m.op.biased:
+            raise Mismatch("its scores have a bias, and rows are attended by their lengths alone")
         seen, (queries, keys) = _made(mask, Visible, "its mask is not made from positions"), mask.node.inputs
         of_mask = (QueryPositions, KeyPositions)
         if not all(isinstance(v.node.op, op) for v, op in zip((queries, keys), of_mask, strict=True)):
@@ -177,11 +187,11 @@ def _by_mask(rewrite: Rewrite, m: _Matched) -> Callable[[], None]:
 
     def make() -> None:
         op = GroupQueryAttention(
-            m.op.heads, m.op.kv_heads, m.q.split.head_dim, m.op.scale, m.op.softcap, rotary=m.rotary
+            m.op.heads, m.op.kv_heads, m.q.split.head_dim, m.op.scale, m.op.softcap, m.rotary, biased=m.op.biased
         )
         rope = () if m.table is None else (*_slots(rewrite), *_rows(rewrite, m.table))
         plain = op.softcap is None and rewrite.target.dtype == "fp32"
-        bias = _bias(rewrite, m.attention.inputs[3], -inf if plain else LOW)
+        bias = _bias(rewrite, m.attention.inputs[3], m.op.biased, -inf if plain else LOW)
         _put(rewrite, m, op, (*bias, *_lengths(rewrite, Lengths()), *rope))
 
     return make
@@ -213,15 +223,20 @@ def _normalised(rewrite: Rewrite, heads: _Heads) -> Value:
     if heads.norm is None:
         return flat
     assert isinstance(heads.norm.op, RmsNorm | LayerNorm)
-    op = HeadNorm(heads.norm.op, heads.split.heads)
-    return node(op, flat, name=heads.norm.name, params=heads.norm.params, place=heads.norm.place)[0]
+    last = heads.gain or heads.norm
+    op = HeadNorm(heads.norm.op, heads.split.heads, own=heads.gain is not None)
+    return node(op, flat, name=last.name, params=last.params, place=last.place)[0]
 
 
 # What all attentions share
 
 
-def _bias(rewrite: Rewrite, mask: Value, low: float) -> tuple[Value, ...]:
-    return rewrite.once((mask, low), lambda: node(MaskBias(low), rewrite.new[mask], name=f"{mask.node.name}.bias"))
+def _bias(rewrite: Rewrite, mask: Value, biased: bool, low: float) -> tuple[Value, ...]:
+    """What the kernel adds to the scores. A mask of floats is such a bias itself."""
+    if biased and low == -inf:
+        return rewrite.now(mask)
+    op = BoundedBias(low) if biased else MaskBias(low)
+    return rewrite.once((mask, low), lambda: node(op, rewrite.new[mask], name=f"{mask.node.name}.bias"))
 
 
 def _slots(rewrite: Rewrite) -> tuple[Value, ...]:
