@@ -5,9 +5,6 @@ BIN := $(VENV)/bin
 GPU := $(VENV)/onnxruntime-gpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# One spec of each structure that the graphs for CUDA differ in.
-UNLIKE := block-4x4 gemma2-9b gpt-j-6b gpt2 pythia-410m qwen3-0.6b
-
 # onnxruntime-gpu as pyproject.toml asks for it; CUDA's libraries, its extras, are dependencies and stay away.
 REQUIRED := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["cuda"])
 
@@ -38,8 +35,7 @@ unit: $(VENV)/.test
 # are not. It has the same modules as onnxruntime, so it lies in a folder that comes first; a test says which one is used.
 gpu-package: $(GPU)/.done
 	PYTHONPATH=$(abspath $(GPU)) BLOCKC_EXPECT_ORT=onnxruntime-gpu $(BIN)/python -m pytest -n 2 --dist loadfile tests/test_cuda.py \
-		tests/test_matrix.py::test_onnxruntime_is_the_oracle \
-		$(patsubst %,tests/test_targets.py::test_the_graph_for_cuda_is_the_oracle[%],$(UNLIKE))
+		tests/test_matrix.py::test_onnxruntime_is_the_oracle tests/test_targets.py::test_the_graph_for_cuda_is_the_oracle
 
 # Draws 25 times as many cases as the tests do, other ones each time.
 fuzz: $(VENV)/.test

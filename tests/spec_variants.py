@@ -42,6 +42,27 @@ VARIANTS = {
     "post": "norm: {type: layer, eps: 1e-5, bias: true, placement: post, final: true}",
     "sandwich": "norm: {type: rms, eps: 1e-6, offset: 1, placement: sandwich, final: false}",
     "scaled positions": "positions: {type: learned}\nembedding: {scale: sqrt_width}",
+    "embedding of its own": "embedding: {scale: 2, width: 4, norm: {type: layer, eps: 1e-5, bias: false}}",
+    "scaled branches": "norm: {type: rms, eps: 1e-5, placement: sandwich}\nresidual_scale: 0.5\n"
+    "head: {tied: true, bias: true, scale: 3, softcap: 2}",
+    "norms without weight": "norm: {type: layer, eps: 1e-5, weight: false, placement: pre}",
+    "weights in one": two(
+        "", "norm: {weight: true, bias: true}", "norm: {type: layer, eps: 1e-5, weight: false, placement: pre}"
+    ),
+    "no weights in one": two(
+        "", "norm: {weight: false, bias: false}", "norm: {type: layer, eps: 1e-5, bias: true, placement: pre}"
+    ),
+    "clipped": "attention: {heads: 2, bias: [k], clip: 2, qk_norm: {over: projection}}",
+    "sinks": "attention: {heads: 4, kv_heads: 2, sinks: true, window: 4}",
+    "no sinks in one": two("", "attention: {sinks: none}", "attention: {heads: 2, sinks: true}"),
+    "a clamped gate": "mlp: {type: swiglu_clamped, width: 8, limit: 0.5, alpha: 1.7, bias: [gate, up]}",
+    "a clamped gate in one": two("", "mlp: {type: swiglu_clamped, width: 8, limit: 0.5, alpha: 1.7}"),
+    "reglu": "mlp: {type: reglu, width: 8}",
+    "relu2 and silu": two("mlp: {type: relu2, width: 8}", "mlp: {type: silu, width: 8}"),
+    "clipped in one": two("", "attention: {clip: none}", "attention: {heads: 2, clip: 2}"),
+    "branches scaled in one": two("", "residual_scale: 0.25"),
+    "branches not scaled in one": two("", "residual_scale: none", "residual_scale: 0.25"),
+    "scales of a block": f"{BARE}block: [{{scale: 0.5}}, {{residual: [{{sum: [[attention], [{{scale: 2}}]]}}]}}, mlp]",
     "sines": "positions: {type: sinusoidal}\nhead: {tied: false, softcap: 30}",
     "partial dims": rope(", dims: 2"),
     "partial pairs": rope(f", pairs: 1, {LLAMA3}"),
@@ -52,6 +73,10 @@ VARIANTS = {
     "sizes": "attention: {heads: 4, kv_heads: 2, head_dim: 6, scale: 0.25, softcap: 5, bias: [o, q], window: 4}",
     "text": 'description: "a: b\\n  # c\\n{{ 7*7 }} \\u00e9 \\U0001F600 1e5"\nname: "1e5"\ncheckpoint: "0o17"',
     "norms of heads": "attention: {heads: 2, qk_norm: {over: head, weights: shared}}",
+    "own norms of heads": "attention: {heads: 2, kv_heads: 1, qk_norm: {over: head, weights: own}}",
+    "layer norms of heads": "norm: {type: layer, eps: 1e-5, bias: true, placement: pre}\n"
+    "attention: {heads: 2, qk_norm: {over: head, weights: own}}",
+    "layer norms of projections": "attention: {heads: 2, qk_norm: {over: projection, type: layer, eps: 1e-3}}",
     "norms of projections": f"{OFFSET}\nattention: {{heads: 2, kv_heads: 1, qk_norm: {{over: projection}}}}",
     "other norms of heads": two("norm: {eps: 0.01}", f"attention: {{{HEADWISE}}}"),
     "norms of heads in a part": f"parts: {{wide: {{attention: {{{HEADWISE}}}}}}}\n{BARE}block: [attention, wide, mlp]",

@@ -200,11 +200,11 @@ def test_an_explicit_rotary_width_is_taken_as_it_is(dims: int) -> None:
 # 4. Scaled rope past what it was made for
 
 
-def test_longrope_is_refused_by_name() -> None:
-    text = refusal("attention.rope.scaling={type: longrope, original: 32}")
+def test_dynamic_scaling_is_refused_by_name() -> None:
+    text = refusal("attention.rope.scaling={type: dynamic, factor: 2, original: 32}")
     assert "attention.rope.scaling" in text
-    assert "longrope" in text
-    assert "llama3" in text, "what there is instead"
+    assert "dynamic" in text
+    assert "longrope" in text, "what there is instead"
 
 
 def test_no_table_ends_before_the_context_does() -> None:

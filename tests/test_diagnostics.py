@@ -19,6 +19,8 @@ from blockc.compile import compiled
 from blockc.diagnostics import CODES, GROUPS, Code
 from blockc.diagnostics.examples import BASE, changed, whole
 from blockc.diagnostics.pages import entry, listed
+from blockc.importing import from_config
+from blockc.importing.maps import read_map
 from blockc.layouts import read_layout
 from blockc.policy import read_policy
 from blockc.source import Finding, SpecError, ignores, parse
@@ -47,10 +49,15 @@ def found_in(code: Code, example: str | bytes, folder: Path, capsys: pytest.Capt
     text = whole(code, example)
     if text.startswith(b"policy:"):
         return names(api.check_text(BASE.encode(), "s.yaml", policy=read_policy(text, "p.yaml")))
-    if not text.startswith(b"layout:"):
+    if not text.startswith((b"layout:", b"import:", b"{")):
         return names(check(text))
     try:
-        read_layout("l", parse(text, "l.yaml"))
+        if text.startswith(b"layout:"):
+            read_layout("l", parse(text, "l.yaml"))
+        elif text.startswith(b"import:"):
+            read_map(parse(text, "m.yaml"))
+        else:
+            from_config(text, "config.json", "c")
     except SpecError as error:
         return names(error.findings)
     return []
@@ -184,9 +191,12 @@ def test_explain_of_no_code(asked: str, near: str, capsys: pytest.CaptureFixture
 # Warnings
 
 
+WARNED = {"stablelm-3b": ["BLC401"]}  # it turns 20 of 80
+
+
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_published_models_are_clean(path: Path) -> None:
-    assert api.check(path) == ()
+    assert [found.code.name for found in api.check(path)] == WARNED.get(path.stem, [])
 
 
 def warned(keys: str, code: str) -> Finding:

@@ -1,4 +1,4 @@
-"""onnxruntime's dialect: fused is unfused in float64 and in the kernel, what is fused, and what is not and why."""
+"""onnxruntime's dialect: each fused op is its kernel, what is fused, and what is not and why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from blockc.ops import Attention, Input, Op, Rotary, Sample
 from blockc.ops.buffer import BUFFER
 from blockc.ops.fused import FUSED, GroupQueryAttention, SkipNorm
 from blockc.passes import verify
-from blockc.proof import Proof, prove
+from blockc.proof import prove
 from blockc.proof.cases import Case
 from blockc.proof.feeding import empty_pasts
 from blockc.proof.matrix import TOLERANCE
@@ -33,7 +33,6 @@ from blockc.weights import random_parameters
 CPU, CUDA = Target("cpu"), Target("cuda", "fp16")
 ROOT = Path(__file__).parent.parent
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
-_proofs: dict[str, Proof] = {}
 
 
 def full(name: str) -> Compiled:
@@ -42,12 +41,6 @@ def full(name: str) -> Compiled:
 
 def twin(name: str) -> Compiled:
     return compiled(shrink(load(ROOT / "specs" / f"{name}.yaml")))
-
-
-def proof(name: str) -> Proof:
-    if name not in _proofs:
-        _proofs[name] = prove(twin(name))
-    return _proofs[name]
 
 
 # Each fused op by itself
@@ -91,23 +84,6 @@ def test_a_fused_op_is_its_kernel(op: type[Op], i: int) -> None:
 
 
 # Whole models
-
-
-@pytest.mark.backend("fused")
-@pytest.mark.parametrize("name", SPECS)
-def test_fused_is_unfused(name: str) -> None:
-    """In float64, and in onnxruntime's kernels, in every case that they take."""
-    rows = [row for row in proof(name).rows if "fused" in row.backend]
-    assert {row.backend for row in rows} == {"oracle, fused", "onnxruntime, fused", "onnxruntime, fused, last token"}
-    for row in rows:
-        assert row.holds, row
-        assert row.tolerance == TOLERANCE[row.dtype]
-    wanted = {"full", "padded left", "padded right", "chunked, one row", "decode", "padded left, decode", "one token"}
-    for backend in ("onnxruntime, fused", "onnxruntime, fused, last token"):
-        assert wanted <= {row.variant for row in rows if row.backend == backend}
-    assert {row.variant for row in rows if row.backend == "oracle, fused"} > wanted
-    why = "the kernel takes several new tokens on a past in one row only"
-    assert set(proof(name).inapplicable.values()) <= {why}
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -203,6 +179,16 @@ def test_attention_is_fused_where_it_is_legal(head_dim: int, dims: int, reason: 
     verify(model.flat(CPU))
     result = prove(model)
     assert result.complete, result.table()
+
+
+def test_alibi_is_the_bias_of_the_kernel() -> None:
+    """On the CPU the mask of floats is the bias itself; where rows are told apart by length there is none."""
+    model = twin("bloom-560m")
+    fused = [n for n in model.flat(CPU).nodes if isinstance(n.op, GroupQueryAttention)]
+    assert len(fused) == len(model.decoder.layers)
+    assert {n.inputs[3 if n.op.packed else 5].node.op.name for n in fused} == {"alibi"}
+    left = {left.reason for left in model.unfused(CUDA) if left.node.endswith("mixed")}
+    assert "its scores have a bias, and rows are attended by their lengths alone" in left
 
 
 def left(head_dim: int, dims: int, target: Target) -> set[str]:

@@ -79,6 +79,23 @@ def test_onnxruntime_is_the_oracle(name: str) -> None:
     assert {row.backend for row in proof(name).rows} >= {"onnxruntime", "onnxruntime, last token"}
 
 
+@pytest.mark.backend("fused")
+@pytest.mark.parametrize("name", SPECS)
+def test_fused_is_unfused(name: str) -> None:
+    """In float64, and in onnxruntime's kernels, in every case that they take."""
+    rows = [row for row in proof(name).rows if "fused" in row.backend]
+    assert {row.backend for row in rows} == {"oracle, fused", "onnxruntime, fused", "onnxruntime, fused, last token"}
+    for row in rows:
+        assert row.holds, row
+        assert row.tolerance == TOLERANCE[row.dtype]
+    wanted = {"full", "padded left", "padded right", "chunked, one row", "decode", "padded left, decode", "one token"}
+    for backend in ("onnxruntime, fused", "onnxruntime, fused, last token"):
+        assert wanted <= {row.variant for row in rows if row.backend == backend}
+    assert {row.variant for row in rows if row.backend == "oracle, fused"} > wanted
+    why = "the kernel takes several new tokens on a past in one row only"
+    assert set(proof(name).inapplicable.values()) <= {why}
+
+
 def test_block_4x4_that_looks_both_ways() -> None:
     spec = shrink(load(ROOT / "specs" / "block-4x4.yaml", ("attention.causal=false",)))
     result = prove(compiled(spec))

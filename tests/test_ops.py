@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.models.bloom.modeling_bloom import _get_alibi_slopes  # pyright: ignore[reportPrivateUsage]
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 import blockc
 from blockc import interp
@@ -26,6 +28,7 @@ from blockc.ops import (
     ALL,
     FAR,
     Add,
+    Alibi,
     Array,
     Attention,
     Call,
@@ -118,7 +121,7 @@ def in_torch(op: Op, args: tuple[Array, ...], params: dict[str, Array]) -> list[
     given = [torch.from_numpy(np.ascontiguousarray(a)) for a in args]
     with torch.no_grad():
         result = module(op, len(args), params)(*(x.float() if x.is_floating_point() else x for x in given))
-    return [y.numpy() for y in (result if isinstance(result, tuple) else (result,))]
+    return [y.detach().numpy() for y in (result if isinstance(result, tuple) else (result,))]
 
 
 def in_onnx(function: Function, inputs: dict[str, Array], params: dict[str, Array]) -> list[Array]:
@@ -136,7 +139,9 @@ def assert_same(got: list[Array], wanted: list[Array], tolerance: float = TOLERA
         assert g.shape == w.shape
         assert g.dtype.kind == w.dtype.kind
         if w.dtype.kind == "f":
-            assert np.abs(g - w).max() <= tolerance * w.std()
+            finite = np.isfinite(w)  # of a mask: -inf where nothing is seen
+            np.testing.assert_array_equal(np.isneginf(g), ~finite)
+            assert np.abs(g[finite] - w[finite]).max() <= tolerance * w[finite].std()
         else:
             np.testing.assert_array_equal(g, w)
 
@@ -211,10 +216,11 @@ def test_attention_is_the_sum_over_visible_keys() -> None:
             for j in range(k.shape[2]):
                 score = op.scale * float(q[b, h, i] @ k[b, of_key, j])
                 score = op.softcap * np.tanh(score / op.softcap) if op.softcap else score
-                weights[j] = np.exp(score) if mask[b, 0, i, j] else 0.0
+                seen = mask[b, h if op.biased else 0, i, j]
+                weights[j] = np.exp(score + seen) if op.biased else np.exp(score) * seen
             if weights.sum():
                 wanted[b, h, i] = weights @ v[b, of_key] / weights.sum()
-        assert (~mask).all(axis=-1).any()
+        assert (mask == (-np.inf if op.biased else False)).all(axis=-1).any()
         np.testing.assert_allclose(op.numpy(sample.args, ())[0], wanted, atol=1e-12)
 
 
@@ -225,6 +231,24 @@ def test_attention_survives_scores_beyond_exp() -> None:
     assert np.isfinite(y).all()
     assert_same(in_torch(op, (q, k, v, mask), {}), [y])
     assert_same(in_onnx(alone(op, *types((q, k, v, mask))), {"x0": q, "x1": k, "x2": v, "x3": mask}, {}), [y])
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 71])
+def test_alibi_falls_by_the_slopes_of_its_families(heads: int) -> None:
+    """BLOOM computes the slopes of heads that are no power of two from two series, MPT from one."""
+    positions = np.arange(5)[None]
+    (bias,) = Alibi(heads, 8.0).numpy((positions, positions), ())
+    _assert_falls(bias, _get_alibi_slopes(heads, torch.device("cpu")).double().numpy())
+    _assert_falls(bias, -build_mpt_alibi_tensor(heads, 2).double().numpy()[:, 0, 0])
+    (other,) = Alibi(heads, 5.0).numpy((positions, positions), ())
+    _assert_falls(other, -build_mpt_alibi_tensor(heads, 2, 5).double().numpy()[:, 0, 0])
+
+
+def _assert_falls(bias: Array, slopes: Array) -> None:
+    assert bias.shape == (1, len(slopes), 5, 5)
+    for i, j in np.ndindex(5, 5):
+        wanted = -slopes * (i - j) if j <= i else np.full(len(slopes), -np.inf)
+        np.testing.assert_allclose(bias[0, :, i, j], wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("width", [16, 4])
@@ -339,7 +363,11 @@ def changed(a: Array, axis: int, t: int) -> Array:
     at[axis] = slice(t, t + 1)
     b = a.copy()
     old = a[tuple(at)]
-    b[tuple(at)] = ~old if a.dtype.kind == "b" else (old + 4) % 7 if a.dtype.kind == "i" else old + 3 + old**2
+    if a.dtype.kind == "f":
+        seen = np.where(np.isfinite(old), old, 0)
+        b[tuple(at)] = seen + 3 + seen**2
+    else:
+        b[tuple(at)] = ~old if a.dtype.kind == "b" else (old + 4) % 7
     return b
 
 

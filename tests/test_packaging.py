@@ -28,8 +28,8 @@ def test_the_wheel_holds_templates_specs_and_layouts(wheel: Path) -> None:
     for folder, pattern in (("templates", "*.j2"), ("templates", "*.py"), ("specs", "*.yaml")):
         for path in (ROOT / folder).rglob(pattern):
             assert f"blockc/{path.relative_to(ROOT)}" in names
-    for path in (ROOT / "blockc" / "layouts").glob("*.yaml"):
-        assert f"blockc/layouts/{path.name}" in names
+    for path in (ROOT / "blockc" / "layouts").rglob("*.yaml"):
+        assert f"{path.relative_to(ROOT)}" in names
     assert "blockc/py.typed" in names
     assert not [name for name in names if re.search(r"\.onnx|\.safetensors|tests/|generated/", name)]
 

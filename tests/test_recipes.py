@@ -10,10 +10,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.checkpoints import save
+
 ROOT = Path(__file__).parent.parent
-RECIPES = ("A new architecture", "A new op", "A new part", "A new checkpoint layout")
+RECIPES = (
+    "A new architecture", "A new op", "A new part", "A new checkpoint layout", "The import of a model type",
+)  # fmt: skip
 
 STEP = re.compile(
     r"^(?:The new file `(?P<new>[^`]+)`|In `(?P<file>[^`]+)`, (?:at the end|after `(?P<after>[^`]+)`)):\n\n"
@@ -108,3 +113,27 @@ def test_a_new_checkpoint_layout(project: Project) -> None:
     assert "proved: oracle = torch = onnxruntime" in verified
     project.run("blockc build specs/gpt2.yaml --set checkpoint=gpt2-linear --no-verify --out out")
     assert '"transformer.h.{i}.attn.c_attn.weight"' in (project.root / "out" / "model.py").read_text()
+
+
+# What a checkpoint of the recipe's family holds, a layer by a layer
+TENSORS: dict[str, tuple[int, ...]] = {"embed.weight": (1024, 256), "norm_out.weight": (256,)}
+LAYER: dict[str, tuple[int, ...]] = {
+    "norm_in.weight": (256,), "qkv.weight": (512, 256), "out.weight": (256, 256), "norm_mid.weight": (256,),
+    "gate_up.weight": (1280, 256), "down.weight": (256, 640),
+}  # fmt: skip
+
+
+def test_the_import_of_a_model_type(project: Project) -> None:
+    """And its checkpoint's own names are those of the layout."""
+    imported, check, verify = map(project.run, project.follow(recipe("The import of a model type")))
+    assert (imported, check) == ("", "specs/example.yaml: ok\n")
+    assert "proved: oracle = torch = onnxruntime" in verify
+    spec = (project.root / "specs" / "example.yaml").read_text()
+    assert "pattern: [{local: 2}, global]" in spec and "mlp: {type: swiglu, width: 640}" in spec
+    layers = {f"blocks.{i}.{name}": shape for i in range(6) for name, shape in LAYER.items()}
+    held = {name: np.ones(shape, np.float32) for name, shape in {**TENSORS, **layers}.items()}
+    (project.root / "held").mkdir()
+    shutil.move(project.root / "config.json", project.root / "held")
+    save(project.root / "held" / "model.safetensors", held)
+    count = sum(array.size for array in held.values())
+    assert f"have them\nexpect: {{parameters: {count}," in project.run("blockc import held")

@@ -144,7 +144,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "norms of wide heads": ("qwen3-0.6b", {"attention": {"head_dim": 24, "scale": 24**-0.5}}, LONG),
     "norms of heads far out": ("qwen3-0.6b", {}, 100),
     "a window and narrow heads": ("mistral-7b", {"attention": {"head_dim": 8, "scale": 8**-0.5, "window": 3}}, LONG),
+    "a squared activation": ("gpt2", {"mlp": {"type": "relu2"}}, LONG),
+    "a plain silu": ("gpt2", {"mlp": {"type": "silu"}}, LONG),
+    "reglu": ("llama3-8b", {"mlp": {"type": "reglu"}}, LONG),
     "long sinusoids": ("transformer2017", {}, 100),
+    "stacked projections of grouped heads": ("phi3-mini-4k", {"attention": {"kv_heads": 2}}, LONG),
+    "groups packed for many heads": ("falcon-40b", {"attention": {"kv_heads": 4}}, LONG),
 }
 
 
@@ -180,6 +185,11 @@ def _far(outside: Outside, length: int) -> float:
     return outside.closeness * (4 if length > LONG and outside.library == "transformers" else 1)
 
 
+def _kind(name: str, rope: dict[str, Any]) -> dict[str, Any]:
+    """A change of the rope of one kind of layer."""
+    return {"layers": {"kinds": {name: {"attention": {"rope": rope}}}}}
+
+
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("block-4x4", {"norm": {"eps": 1e-5}}),
     ("gemma2-9b", {"attention": {"window": 4}}),
@@ -192,11 +202,20 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("gemma2-9b", {"embedding": {"scale": 8.01}}),
     ("gemma2-9b", {"mlp": {"type": "geglu"}}),
     ("gemma2-9b", {"layers": {"pattern": ["global", "local"]}}),
+    ("falcon-40b", {"norm": {"eps": 1e-4}}),
+    ("falcon-7b", {"mlp": {"type": "gelu_tanh"}}),
+    ("gemma-2b", {"norm": {"offset": 0.0}}),
+    ("glm4-9b", {"attention": {"rope": {"pairing": "half"}}}),
+    ("glm4-9b", {"attention": {"rope": {"dims": 32}}}),
     ("gpt-j-6b", {"attention": {"rope": {"pairing": "half"}}}),
     ("gpt-j-6b", {"attention": {"rope": {"dims": 32}}}),
     ("gpt-j-6b", {"mlp": {"type": "gelu"}}),
+    ("gpt-neo-125m", {"attention": {"scale": 0.99}}),
+    ("gpt-neo-125m", {"layers": {"pattern": ["local", "global"]}}),
     ("gpt2", {"mlp": {"type": "gelu"}}),
     ("gpt2", {"norm": {"eps": 1e-6}}),
+    ("granite3.0-8b", {"residual_scale": 0.76}),
+    ("granite3.0-8b", {"head": {"scale": 0.76}}),
     ("llama3-8b", {"norm": {"eps": 1e-6}}),
     ("llama3-8b", {"attention": {"rope": {"theta": 490000.0}}}),
     ("llama3-8b", {"mlp": {"type": "geglu"}}),
@@ -207,14 +226,29 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("llama3.2-1b", {"attention": {"rope": {"scaling": {"factor": 31.0}}}}),
     ("mistral-7b", {"attention": {"window": 4}}),
     ("mistral-7b", {"attention": {"window": 6}}),
+    ("gemma3-4b", _kind("global", {"scaling": {"factor": 7.9}})),
+    ("gemma3-4b", _kind("global", {"theta": 990000.0})),
+    ("mpt-7b", {"attention": {"alibi": {"max_bias": 7.9}}}),
+    ("olmo3-7b", _kind("full", {"scaling": {"factor": 7.0}})),
+    ("olmo3-7b", _kind("full", {"scaling": {"original": 4096}})),
+    ("olmo3-7b", _kind("full", {"scaling": {"beta_fast": 8.0}})),
+    ("olmo3-7b", _kind("full", {"scaling": {"beta_slow": 4.0}})),
+    ("olmo3-7b", _kind("full", {"scaling": {"truncate": False}})),
+    ("olmo3-7b", _kind("full", {"scaling": {"attention_factor": 1.2}})),
+    ("olmo1.7-7b", {"attention": {"clip": 1.01}}),
     ("olmo2-7b", {"norm": {"placement": "post"}}),
     ("olmo2-7b", {"norm": {"eps": 1e-4}}),
+    ("nanogpt", {"mlp": {"type": "gelu_tanh"}}),
+    ("phi-4-mini", {"attention": {"rope": {"scaling": {"attention_factor": 1.18}}}}),
     ("phi-2", {"attention": {"rope": {"dims": 8}}}),
     ("phi-2", {"mlp": {"type": "gelu"}}),
+    ("phi3-mini-4k", {"attention": {"window": 6}}),
     ("pythia-410m", {"attention": {"rope": {"dims": 8}}}),
     ("pythia-410m", {"norm": {"placement": "pre"}}),
     ("pythia-410m", {"mlp": {"type": "gelu_tanh"}}),
     ("qwen3-0.6b", {"attention": {"qk_norm": {"eps": 1e-3}}}),
+    ("stablelm-3b", {"attention": {"rope": {"dims": 32}}}),
+    ("starcoder2-3b", {"attention": {"window": 4}}),
     ("transformer2017", {"norm": {"eps": 1e-5}}),
     ("transformer2017", {"norm": {"placement": "pre", "final": False}}),
 ]

@@ -34,10 +34,11 @@ METHODS = {
 }
 # And what stands in one place alone, which is why.
 ONCE = {
-    "exec_module": "proof/runners.py",  # model.py, of which blockc has the text
-    "from_string": "runtime/chat.py",  # in the sandbox
-    "Popen": "diff/revision.py",  # git
+    "exec_module": ["proof/runners.py"],  # model.py, of which blockc has the text
+    "from_string": ["runtime/chat.py"],  # in the sandbox
+    "Popen": ["bench/turns.py", "diff/revision.py"],  # workers of its own, and git
 }
+OF_ITS_OWN = {"bench/machine.py": ["ctypes"]}  # the loop that reads memory, which it compiles itself
 
 
 def breaches(tree: ast.AST) -> Iterator[str]:
@@ -81,11 +82,11 @@ def test_no_source_of_blockc_runs_what_it_reads() -> None:
     places: dict[str, list[str]] = {name: [] for name in ONCE}
     for path in OURS:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        assert list(breaches(tree)) == [], path
+        assert list(breaches(tree)) == OF_ITS_OWN.get(path.relative_to(ROOT / "blockc").as_posix(), []), path
         for n in ast.walk(tree):
             if isinstance(n, ast.Attribute) and n.attr in ONCE:
                 places[n.attr].append(path.relative_to(ROOT / "blockc").as_posix())
-    assert places == {name: [place] for name, place in ONCE.items()}
+    assert places == ONCE
 
 
 # Emitted Python
@@ -104,14 +105,14 @@ IMPORTS = {
     "torch.nn.functional": None, "typing": {"Any", "NamedTuple"},
 }  # fmt: skip
 CALLED = {
-    "FileNotFoundError", "KeyError", "Path", "ValueError", "any", "dict", "float", "hasattr", "isinstance", "partial",
-    "range", "safe_open", "set", "sorted", "super", "tuple", "zip",
+    "FileNotFoundError", "KeyError", "Path", "ValueError", "any", "dict", "float", "hasattr", "isinstance", "len",
+    "max", "partial", "range", "safe_open", "set", "sorted", "super", "tuple", "zip",
 }  # fmt: skip
 # Of the modules, what is reached: torch has os and sys among its attributes.
 REACHED = {
     "torch": {
         "Tensor", "arange", "cat", "device", "dtype", "empty", "equal", "float32", "no_grad", "ones_like", "split",
-        "stack", "tanh",
+        "sigmoid", "stack", "tanh", "tensor", "zeros_like",
     },
     "nn": {"Embedding", "LayerNorm", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm", "init"},
     "F": {
@@ -119,7 +120,7 @@ REACHED = {
         "softmax",
     },
     "re": {"compile", "escape", "fullmatch"},
-    "math": {"pi"},
+    "math": {"ceil", "log2", "pi"},
 }  # fmt: skip
 METHODS_REFUSED = {
     "apply", "apply_", "load_state_dict", "map_", "numpy", "open", "register_forward_hook", "save", "storage", "tofile",

@@ -69,11 +69,16 @@ VALUES = [
         "attention.qk_norm.over: not a word",
         "one of head, projection",
     ),
+    ("attention: {heads: 2, qk_norm: {over: head, weights: «each»}}", "qk_norm.weights: not a word", "shared, own"),
     (
-        "attention: {heads: 2, qk_norm: {over: projection}}\n"
-        "norm: {type: «layer», eps: 1e-5, bias: true, placement: pre}",
-        "attention.qk_norm.type: not a word that is known here",
-        "rms",
+        "attention: {heads: 2, qk_norm: {over: head, weights: own, offset: «1»}}",
+        "offset is part of an rms norm whose weights are shared",
+        "offset: none",
+    ),
+    (
+        "attention: {heads: 2, qk_norm: {over: projection, type: layer, eps: 1, offset: «1»}}",
+        "offset is part of an rms norm",
+        "offset: none",
     ),
     ("attention: {heads: 2, rope: «true»}", "attention.rope: wrong kind of value", "a mapping"),
     ("attention: «2»", "attention: wrong kind of value", "a mapping"),
@@ -102,6 +107,20 @@ VALUES = [
         "norm: offset is part of an rms norm",
         "no such key",
     ),
+    ("norm: {type: rms, eps: 1e-5, placement: pre, weight: «none»}", "norm.weight: wrong kind", "true or false"),
+    ("norm: {type: layer, eps: 1e-5, placement: pre, weight: false, bias: «true»}", "without weight has", "no bias"),
+    ("norm: {type: rms, eps: 1e-5, placement: pre, weight: false, offset: «1»}", "without weight has", "no offset"),
+    ("attention: {heads: 2, clip: «0»}", "attention.clip: too small", "more than 0"),
+    ("head: {tied: true, scale: «0»}", "head.scale: too small", "more than 0"),
+    ("residual_scale: «-1»", "residual_scale: too small", "more than 0"),
+    ("attention: {heads: 2, sinks: «1»}", "attention.sinks: wrong kind of value", "true or false"),
+    ("attention: {heads: 2, sinks: true, softcap: «2»}", "attention: softcap changes scores", "no softcap"),
+    (
+        "«mlp»: {type: swiglu_clamped, width: 4, limit: 7}",
+        "swiglu_clamped must say its alpha",
+        "alpha: a number above 0",
+    ),
+    ("mlp: {type: swiglu, width: 4, limit: «7»}", "swiglu has no limit", "no such key here"),
     ("head: {tied: «1»}", "head.tied: wrong kind of value", "true or false"),
     ("head: {tied: true, bias: «1»}", "head.bias: wrong kind of value", "true or false"),
     (
@@ -114,6 +133,10 @@ VALUES = [
     ("head: {tied: true, softcap: «-1»}", "head.softcap: too small", "more than 0"),
     ("embedding: {scale: «sqrt»}", "embedding.scale: wrong kind of value", "a number or sqrt_width"),
     ("embedding: {scale: «-1»}", "embedding.scale: too small", "more than 0 or sqrt_width"),
+    ("embedding: {width: «8»}", "embedding: the embedding is as wide as the stream, 8", "another number than 8"),
+    ("embedding: {width: «0»}", "embedding.width: too small", "more than 0"),
+    ("embedding: {«norm»: {type: layer, eps: 1e-5}}", "embedding.norm: a layer norm must say", "bias: true or bias"),
+    ("embedding: {norm: {type: rms, eps: 1, bias: «true»}}", "embedding.norm: an rms norm has no bias", "no such key"),
     ("embedding: {«scale»: {rsqrt: 2}}", "embedding.scale: wrong kind of value", "a number or sqrt_width"),
     ("positions: «learned»", "positions: wrong kind of value", "a mapping"),
     ("positions: {type: «rotary»}", "positions: no such type", "one of learned, sinusoidal"),
@@ -200,7 +223,7 @@ MISSING = [
         "missing key norm",
         "norm.placement, one of pre, post, sandwich, branch, parallel_one, parallel_two; or a block",
     ),
-    ("", "positions", "nothing says where a token stands", "positions or attention.rope"),
+    ("", "positions", "nothing says where a token stands", "positions, attention.rope or attention.alibi"),
     ("«head»: {softcap: 4}", "", "missing key head.tied", "true or false"),
     ("«head»:\n  softcap: 4\n", "", "missing key head.tied", "true or false"),
     ("«attention»: {kv_heads: 2}", "", "missing key attention.heads", "an integer"),
@@ -326,7 +349,7 @@ def test_where_layers_are_wrong_nothing_is_said_of_positions() -> None:
 
 def test_under_an_unknown_type_nothing_else_is_said() -> None:
     (found,) = findings(f"attention: {{heads: 2, rope: {{{ROPE}, scaling: {{type: yarm, beta_fast: 32}}}}}}")
-    assert found.message == "attention.rope.scaling.type: not a word that is known here"
+    assert found.message == "attention.rope.scaling: no such type"
 
 
 # What is valid

@@ -79,7 +79,12 @@ WRONG = [
     ("layers: {pattern: [a], kinds: {a: {«hedas»: 1}}}", "unknown key layers.kinds.a.hedas", "one of attention", ""),
     ("layers: {pattern: [a], kinds: {a: {«width»: 1}}}", "unknown key layers.kinds.a.width", "one of attention", ""),
     ("layers: {pattern: [a], kinds: {a: {«positions»: none}}}", "unknown key layers.kinds.a.positions", "one of", ""),
-    ("layers: {pattern: [a], kinds: {a: {attention: {«hedas»: 1}}}}", "unknown key attention.hedas", "one of bias", ""),
+    (
+        "layers: {pattern: [a], kinds: {a: {attention: {«hedas»: 1}}}}",
+        "unknown key attention.hedas",
+        "one of alibi",
+        "",
+    ),
     ("layers: {pattern: [a], kinds: {a: {mlp: {width: «0»}}}}", "mlp.width: too small", "more than 0", "0"),
     ("layers: {pattern: [a], kinds: {a: {attention: {heads: «3»}}}}", "heads 3 does not divide", "a divisor of 8", "3"),
     ("layers: {pattern: [a], kinds: {a: {attention: {window: «99»}}}}", "hides nothing", "less than context 32", "99"),

@@ -20,6 +20,7 @@ from blockc.source import parse, plain
 from blockc.spec import Spec, from_tree, load, resolved_text
 from tests.spec_text import finding, made, spec
 from tests.spec_variants import BIG, HEADWISE, LARGE, LLAMA3, MACARON, VARIANTS, rope, two
+from tests.structures import ops
 
 SPECS = sorted((Path(blockc.__file__).parent.parent / "specs").glob("*.yaml"))
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -194,6 +195,9 @@ def check_twin(read: Spec) -> None:
         wanted = [(leaf.label, type(leaf.part)) for leaf in leaves(whole.layers[whole.kinds.index(kind)])]
         assert [(leaf.label, type(leaf.part)) for leaf in leaves(small.layers[small.kinds.index(kind)])] == wanted
     assert compiled(twin).parameters < 8_000_000
+    assert ops(compiled(twin), apart=False) == ops(compiled(read), apart=False)
+    more = ops(compiled(twin)) - ops(compiled(read))
+    assert not more, f"sizes are equal in the twin alone, so that which is which does not show: {more}"
 
 
 @each_spec

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from blockc import api
 from blockc.diagnostics import CODES, Code
-from blockc.diagnostics.examples import BASE, changed, whole
+from blockc.diagnostics.examples import BASE, OTHER_FILES, changed, whole
 from blockc.diagnostics.pages import codes
 from blockc.source import render
 
@@ -81,8 +81,8 @@ def texts() -> dict[str, bytes]:
 
 
 def of_a_file(code: Code) -> bool:
-    """Whether a spec file gives it: not a command line, a layout or a policy, nor nothing that is known."""
-    return bool(code.bad) and not (isinstance(code.bad, str) and code.bad.startswith(("$ ", "layout:", "policy:")))
+    """Whether a spec file gives it: not a command line or another file, nor nothing that is known."""
+    return bool(code.bad) and not (isinstance(code.bad, str) and code.bad.startswith(("$ ", *OTHER_FILES)))
 
 
 def said(name: str, text: bytes) -> str:

@@ -62,11 +62,24 @@ def ropes(draw: st.DrawFn, head_dim: int) -> Keys:
     if part == "pairs":
         rope["pairs"] = draw(st.integers(1, head_dim // 2))
     if maybe(draw, 0.25):
-        low = draw(st.sampled_from([0.5, 1]))
-        rope["scaling"] = {"type": "llama3", "factor": draw(st.sampled_from([2, 8.0])), "low_freq_factor": low,
-                           "high_freq_factor": low + draw(st.sampled_from([0.5, 3])),
-                           "original": draw(st.sampled_from([8, 64]))}  # fmt: skip
+        rope["scaling"] = draw(scalings(rope.get("pairs", rope.get("dims", head_dim) // 2)))
     return rope
+
+
+@st.composite
+def scalings(draw: st.DrawFn, pairs: int) -> Keys:
+    kind, low = draw(st.sampled_from(["linear", "llama3", "yarn", "longrope"])), draw(st.sampled_from([0.5, 1]))
+    if kind == "longrope":
+        lists = {key: [draw(st.sampled_from([1, 1.5, 8])) for _ in range(pairs)] for key in ("short", "long")}
+        chosen = draw(st.sampled_from(["short", "long"]))
+        return {"type": kind, "choose": chosen, "attention_factor": draw(st.sampled_from([0.5, 1.25])), **lists}
+    keys: Keys = {"type": kind, "factor": draw(st.sampled_from([2, 8.0]))}
+    if kind == "llama3":
+        keys |= {"low_freq_factor": low, "high_freq_factor": low + draw(st.sampled_from([0.5, 3]))}
+    if kind == "yarn":
+        keys |= {"beta_slow": low, "beta_fast": low + draw(st.sampled_from([0.5, 31])), "truncate": draw(st.booleans()),
+                 "attention_factor": draw(st.sampled_from(["none", 0.5, 1.25]))}  # fmt: skip
+    return keys if kind == "linear" else keys | {"original": draw(st.sampled_from([8, 64]))}
 
 
 @st.composite
@@ -83,24 +96,31 @@ def attentions(draw: st.DrawFn, width: int, context: int, norm: Keys | None, cau
         keys["causal"] = False
     elif maybe(draw, 0.4):
         keys["window"] = draw(st.integers(1, min(context - 1, 16)))
-    for key, values in (("scale", FACTORS), ("softcap", CAPS)):
+    for key, values in (("scale", FACTORS), ("softcap", CAPS), ("clip", CAPS)):
         if maybe(draw, 0.3):
             keys[key] = draw(values)
     if bias := some(draw, "qkvo"):
         keys["bias"] = bias
     if maybe(draw, 0.6):
         keys["rope"] = draw(ropes(head_dim))
+    if causal and maybe(draw, 0.2):
+        keys["alibi"] = {"max_bias": draw(st.sampled_from([0.5, 8]))}
     if maybe(draw, 0.3):
         over = draw(st.sampled_from(["head", "projection"]))
-        keys["qk_norm"] = {"over": over} | ({"weights": "shared"} if over == "head" else {})
-        if norm is None or norm["type"] != "rms" or maybe(draw, 0.2):
-            keys["qk_norm"] |= {"type": "rms", "eps": draw(EPS)}
+        keys["qk_norm"] = {"over": over}
+        if over == "head":
+            keys["qk_norm"]["weights"] = draw(st.sampled_from(["shared", "own"]))
+        if norm is None or maybe(draw, 0.2):
+            keys["qk_norm"] |= {"type": draw(st.sampled_from(["rms", "layer"])), "eps": draw(EPS)}
+        if keys["qk_norm"].get("weights") == "own" or keys["qk_norm"].get("type") == "layer":
+            keys["qk_norm"]["offset"] = "none"
     return keys
 
 
 @st.composite
 def mlps(draw: st.DrawFn) -> Keys:
-    kind = draw(st.sampled_from(["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu"]))
+    gated, plain = ["swiglu", "geglu", "geglu_tanh", "reglu"], ["gelu", "gelu_tanh", "relu", "relu2", "silu"]
+    kind = draw(st.sampled_from(gated + plain))
     keys: Keys = {"type": kind, "width": draw(st.integers(1, 64))}
     if bias := some(draw, ["gate", "up", "down"] if "glu" in kind else ["up", "down"]):
         keys["bias"] = bias
@@ -111,8 +131,12 @@ def mlps(draw: st.DrawFn) -> Keys:
 def norms(draw: st.DrawFn) -> Keys:
     if maybe(draw, 0.6):
         offset = {"offset": draw(st.sampled_from([1, 0.5]))} if maybe(draw, 0.3) else {}
-        return {"type": "rms", "eps": draw(EPS)} | offset
-    return {"type": "layer", "eps": draw(EPS), "bias": draw(st.booleans())}
+        return {"type": "rms", "eps": draw(EPS)} | (offset or bare(draw))
+    return {"type": "layer", "eps": draw(EPS)} | (bare(draw) or {"bias": draw(st.booleans())})
+
+
+def bare(draw: st.DrawFn) -> Keys:
+    return {"weight": False} if maybe(draw, 0.15) else {}
 
 
 # Blocks
@@ -126,15 +150,16 @@ def terms(draw: st.DrawFn, units: list[list[str]], depth: int = 2) -> list[Any]:
         take = draw(st.integers(1, len(units)))
         now, units = units[:take], units[take:]
         form = draw(st.sampled_from(["residual", "residual", "sum", "plain"])) if depth else "plain"
+        scale = [{"scale": draw(FACTORS)}] if maybe(draw, 0.15) else []
         if form == "sum" and len(now) > 1:
             cut = draw(st.integers(1, len(now) - 1))
             branches = [draw(terms(now[:cut], depth - 1)), draw(terms(now[cut:], depth - 1))]
             inner: Any = {"sum": branches}
-            chain.append({"residual": [inner]} if maybe(draw) else inner)
+            chain.append({"residual": [inner, *scale]} if maybe(draw) else inner)
         elif form == "residual":
-            chain.append({"residual": draw(terms(now, depth - 1))})
+            chain.append({"residual": [*draw(terms(now, depth - 1)), *scale]})
         else:
-            chain += [label for unit in now for label in unit]
+            chain += [*(label for unit in now for label in unit), *scale]
     return chain
 
 
@@ -163,13 +188,19 @@ def own_parts(draw: st.DrawFn, width: int, context: int, norm: Keys, causal: boo
         elif label == "second":
             made[label] = {"attention": whole(draw(attentions(width, context, norm, causal)), width)}
         else:
-            made[label] = {"norm": draw(norms())}
+            made[label] = {"norm": whole_norm(draw(norms()))}
     return made
+
+
+def whole_norm(norm: Keys) -> Keys:
+    """With what takes back what the layer's own norm says."""
+    bare = {"bias": False} if norm["type"] == "layer" else {"offset": "none"}
+    return norm | (bare if "weight" in norm else {"weight": True})
 
 
 def whole(attention: Keys, width: int) -> Keys:
     """With `none` for what it does not say, as a part takes the rest from the layer's key of its name."""
-    absent = dict.fromkeys(("window", "scale", "softcap", "bias", "rope", "qk_norm"), "none")
+    absent = dict.fromkeys(("window", "scale", "softcap", "clip", "bias", "rope", "alibi", "qk_norm"), "none")
     made: Keys = {**absent, "kv_heads": attention["heads"], "head_dim": width // attention["heads"], **attention}
     for key, words in (("rope", ("dims", "pairs", "scaling")), ("qk_norm", ("weights",))):
         if made[key] != "none":
@@ -188,7 +219,8 @@ def overlays(draw: st.DrawFn, spec: Keys) -> Keys:
     head_dim = attention.get("head_dim", width // attention["heads"])
     window = {"window": draw(st.integers(1, min(spec["context"] - 1, 16)))}
     of_attention: list[Keys] = [
-        {"rope": "none"}, {"rope": draw(ropes(head_dim))} if "rope" not in attention else {}, {"softcap": draw(CAPS)},
+        {"rope": "none"}, {"alibi": {"max_bias": 8.0} if causal else "none"},
+        {"rope": draw(ropes(head_dim))} if "rope" not in attention else {}, {"softcap": draw(CAPS)},
         {"softcap": "none"}, {"bias": "none"}, {"scale": draw(FACTORS)}, {"qk_norm": "none"},
         {"heads": attention["heads"] * 2, "head_dim": head_dim},
         *([window, {"window": "none"}] if causal else []),
@@ -204,7 +236,7 @@ def overlays(draw: st.DrawFn, spec: Keys) -> Keys:
         if "block" in spec:
             keys["norm"] = {**keys.get("norm", {}), "placement": draw(st.sampled_from([*PLACEMENTS]))}
         else:
-            keys["block"] = draw(blocks({}))
+            keys |= {"block": draw(blocks({})), "residual_scale": "none"}
     return keys
 
 
@@ -230,6 +262,13 @@ def runs(entries: list[str]) -> list[Any]:
 
 
 @st.composite
+def embeddings(draw: st.DrawFn, width: int) -> Keys:
+    wide = st.sampled_from([4, width // 2, width * 2]).filter(lambda wide: wide != width)
+    keys = {"scale": st.sampled_from(["sqrt_width", 0.5, 3]), "width": wide, "norm": norms()}
+    return {key: draw(values) for key, values in keys.items() if maybe(draw)}
+
+
+@st.composite
 def specs(draw: st.DrawFn) -> Keys:
     width, context = draw(st.sampled_from([8, 12, 16, 32, 64])), draw(st.integers(16, 64))
     norm = draw(norms())
@@ -251,16 +290,19 @@ def specs(draw: st.DrawFn) -> Keys:
         spec["block"] = draw(blocks(spec.get("parts", {})))
     else:
         norm = norm | {"placement": draw(st.sampled_from([*PLACEMENTS]))}
+        if maybe(draw, 0.2):
+            spec["residual_scale"] = draw(FACTORS)
     if maybe(draw, 0.3):
         norm = norm | {"final": draw(st.booleans())}
     spec["norm"] = norm
-    spec["head"] |= {
-        key: draw(values) for key, values in (("bias", st.booleans()), ("softcap", CAPS)) if maybe(draw, 0.3)
-    }
+    of_head = {"bias": st.booleans(), "scale": FACTORS, "softcap": CAPS}
+    spec["head"] |= {key: draw(values) for key, values in of_head.items() if maybe(draw, 0.3)}
     if maybe(draw, 0.3):
-        spec["embedding"] = {"scale": draw(st.sampled_from(["sqrt_width", 0.5, 3]))}
-    spec["positions"] = draw(st.sampled_from(["none", {"type": "learned"}, {"type": "sinusoidal"}]))
-    if spec["positions"] == "none" and "rope" in spec["attention"] and maybe(draw):
+        spec["embedding"] = draw(embeddings(width))
+    spec["positions"] = draw(
+        st.sampled_from(["none", {"type": "learned"}, {"type": "learned", "offset": 2}, {"type": "sinusoidal"}])
+    )
+    if spec["positions"] == "none" and spec["attention"].keys() & {"rope", "alibi"} and maybe(draw):
         del spec["positions"]
     if maybe(draw, 0.4):
         spec["layers"] = draw(layered(spec))

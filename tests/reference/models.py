@@ -25,6 +25,7 @@ from blockc.shrink import shrink
 from blockc.source import parse
 from blockc.spec import Spec, from_tree, load, resolved
 from blockc.weights import group_sizes, layout, pack, random_parameters, rules
+from tests.reference import decoders, placed, plain, scaled
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
 Keys = Mapping[str, Any]
@@ -41,7 +42,7 @@ class Outside:
     seed: int
     plain: Callable[[Keys, Params], Logits] | None = None
     config: Callable[[Keys], Any] | None = None  # of transformers
-    family: str = ""  # the layout of its weights
+    family: str = ""  # the layout of its weights; what is plain and has one reads them as a file packs them
 
     @property
     def version(self) -> str:
@@ -52,15 +53,17 @@ class Outside:
 
     def logits(self, twin: Compiled) -> Logits:
         if self.plain is not None:
-            return self.plain(resolved(twin.spec), self.params(twin))
+            return self.plain(resolved(twin.spec), self.packed(twin) if self.family else self.params(twin))
         return _run(self.model(twin))
+
+    def packed(self, twin: Compiled) -> dict[str, Array]:
+        """The tensors of a checkpoint."""
+        return pack(rules(layout(self.family), twin.function, group_sizes(twin.function)), self.params(twin))
 
     def model(self, twin: Compiled, dtype: torch.dtype = torch.float64) -> Any:
         """The model of transformers."""
         assert self.config is not None
-        sizes = group_sizes(twin.function)
-        packed = pack(rules(layout(self.family), twin.function, sizes), self.params(twin))
-        return transformers_model(self.config(resolved(twin.spec)), packed, dtype)
+        return transformers_model(self.config(resolved(twin.spec)), self.packed(twin), dtype)
 
 
 def twin(name: str) -> Compiled:
@@ -110,10 +113,11 @@ def gpt2(keys: Keys) -> Any:
     a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
     assert keys["positions"] == {"type": "learned"} and keys["head"] == {"tied": True}
     assert a["heads"] == a["kv_heads"] and a["scale"] == a["head_dim"] ** -0.5
-    assert mlp["type"] == "gelu_tanh" and (norm["type"], norm["placement"]) == ("layer", "pre")
+    activation = {"gelu_tanh": "gelu_new", "relu2": "relu2", "silu": "silu"}[mlp["type"]]
+    assert (norm["type"], norm["placement"]) == ("layer", "pre")
     return GPT2Config(
         vocab_size=keys["vocab"], n_positions=keys["context"], n_embd=keys["width"], n_layer=keys["depth"],
-        n_head=a["heads"], n_inner=mlp["width"], activation_function="gelu_new", layer_norm_epsilon=norm["eps"],
+        n_head=a["heads"], n_inner=mlp["width"], activation_function=activation, layer_norm_epsilon=norm["eps"],
         tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
 
@@ -135,11 +139,12 @@ def _gated(keys: Keys) -> dict[str, Any]:
     """What the configurations of Llama and of all that took over its names call the same things."""
     a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
     assert keys["positions"] == "none" and a["scale"] == a["head_dim"] ** -0.5
-    assert mlp["type"] == "swiglu" and not mlp["bias"] and norm["type"] == "rms" and "offset" not in norm
+    activation = {"swiglu": "silu", "reglu": "relu"}[mlp["type"]]
+    assert not mlp["bias"] and norm["type"] == "rms" and "offset" not in norm
     return {
         "vocab_size": keys["vocab"], "hidden_size": keys["width"], "num_hidden_layers": keys["depth"],
         "intermediate_size": mlp["width"], "num_attention_heads": a["heads"], "num_key_value_heads": a["kv_heads"],
-        "hidden_act": "silu", "max_position_embeddings": keys["context"], "rms_norm_eps": norm["eps"],
+        "hidden_act": activation, "max_position_embeddings": keys["context"], "rms_norm_eps": norm["eps"],
         "tie_word_embeddings": keys["head"]["tied"], "rope_parameters": _rope(a["rope"]),
     }  # fmt: skip
 
@@ -360,21 +365,49 @@ def by_hand(keys: Keys, params: Params) -> Logits:
 
 
 OUTSIDE = {
+    "baichuan-13b": Outside("numpy", 1e-11, seed=70, plain=plain.baichuan, family="baichuan"),
+    "baichuan-7b": Outside("numpy", 1e-11, seed=41, plain=plain.baichuan, family="baichuan"),
     "block-4x4": Outside("numpy", 1e-12, seed=1, plain=by_hand),
+    "bloom-560m": Outside("transformers", 5e-6, seed=71, config=placed.bloom, family="bloom"),
+    "command-r-35b": Outside("transformers", 5e-6, seed=61, config=scaled.cohere, family="cohere"),
+    "command-r-plus": Outside("transformers", 5e-6, seed=66, config=scaled.cohere, family="cohere"),
+    "command-r7b": Outside("transformers", 5e-6, seed=62, config=scaled.cohere2, family="cohere"),
+    "falcon-40b": Outside("transformers", 5e-6, seed=42, config=decoders.falcon, family="falcon"),
+    "falcon-7b": Outside("transformers", 5e-6, seed=43, config=decoders.falcon, family="falcon"),
+    "gemma-2b": Outside("transformers", 5e-6, seed=44, config=decoders.gemma, family="llama"),
     "gemma2-9b": Outside("transformers", 5e-6, seed=2, config=gemma2, family="gemma2"),
+    "gemma3-1b": Outside("transformers", 5e-6, seed=73, config=placed.gemma3, family="gemma3"),
+    "gemma3-4b": Outside("transformers", 5e-6, seed=74, config=placed.gemma3, family="gemma3"),
+    "glm4-9b": Outside("transformers", 5e-6, seed=45, config=decoders.glm, family="glm"),
+    "glm4-9b-0414": Outside("transformers", 5e-6, seed=46, config=decoders.glm4, family="glm"),
     "gpt-j-6b": Outside("transformers", 5e-6, seed=16, config=gptj, family="gpt-j"),
+    "gpt-neo-125m": Outside("transformers", 5e-6, seed=47, config=decoders.gpt_neo, family="gpt-neo"),
     "gpt2": Outside("transformers", 1e-11, seed=3, config=gpt2, family="gpt2"),
     "gpt3-175b": Outside("transformers", 1e-11, seed=4, config=gpt2, family="gpt2"),
+    "granite3.0-8b": Outside("transformers", 5e-6, seed=63, config=scaled.granite, family="llama"),
+    "internlm2-7b": Outside("numpy", 1e-11, seed=48, plain=plain.internlm2, family="internlm2"),
     "llama3-70b": Outside("transformers", 5e-6, seed=5, config=llama, family="llama"),
     "llama3-8b": Outside("transformers", 5e-6, seed=6, config=llama, family="llama"),
     "llama3.1-405b": Outside("transformers", 5e-6, seed=7, config=llama, family="llama"),
     "llama3.2-1b": Outside("transformers", 5e-6, seed=10, config=llama, family="llama"),
     "mistral-7b": Outside("transformers", 5e-6, seed=11, config=mistral, family="llama"),
+    "mpt-7b": Outside("transformers", 5e-6, seed=72, config=placed.mpt, family="mpt"),
+    "nanogpt": Outside("numpy", 1e-11, seed=49, plain=plain.nanogpt, family="nanogpt"),
     "olmo2-7b": Outside("transformers", 5e-6, seed=14, config=olmo2, family="olmo2"),
+    "olmo1.7-7b": Outside("transformers", 5e-6, seed=64, config=scaled.olmo, family="llama"),
+    "olmo3-7b": Outside("transformers", 5e-6, seed=75, config=placed.olmo3, family="olmo2"),
+    "opt-125m": Outside("transformers", 5e-6, seed=20, config=placed.opt, family="opt"),
+    "opt-350m": Outside("transformers", 5e-6, seed=65, config=placed.opt, family="opt-post"),
     "phi-2": Outside("transformers", 5e-6, seed=17, config=phi, family="phi"),
+    "phi-4-mini": Outside("transformers", 5e-6, seed=77, config=placed.phi4_mini, family="phi3"),
+    "phi3-mini-4k": Outside("transformers", 5e-6, seed=50, config=decoders.phi3, family="phi3"),
     "pythia-410m": Outside("transformers", 5e-6, seed=8, config=gpt_neox, family="gpt-neox"),
     "qwen2.5-0.5b": Outside("transformers", 5e-6, seed=12, config=qwen2, family="llama"),
     "qwen3-0.6b": Outside("transformers", 5e-6, seed=15, config=qwen3, family="llama"),
     "smollm2-135m": Outside("transformers", 5e-6, seed=13, config=llama, family="llama"),
+    "smollm3-3b": Outside("transformers", 5e-6, seed=76, config=placed.smollm3, family="llama"),
+    "stablelm-3b": Outside("transformers", 5e-6, seed=51, config=decoders.stablelm, family="llama"),
+    "stablelm2-1.6b": Outside("transformers", 5e-6, seed=52, config=decoders.stablelm, family="llama"),
+    "starcoder2-3b": Outside("transformers", 5e-6, seed=53, config=decoders.starcoder2, family="starcoder2"),
     "transformer2017": Outside("torch", 1e-11, seed=9, plain=encoder_layers),
 }

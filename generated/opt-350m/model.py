@@ -1,0 +1,262 @@
+"""opt-350m: a causal decoder of 24 layers, 1024 wide, over 50272 tokens.
+
+331,196,416 parameters. Shapes: B batch, S new tokens, P past tokens, T = P + S in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def query_positions(attention_mask: Tensor, tokens: int) -> Tensor:
+    """Where the last `tokens` tokens stand among the real ones: (B, T) -> (B, tokens)."""
+    new = torch.arange(tokens, device=attention_mask.device) + (attention_mask.shape[1] - tokens)
+    return attention_mask.cumsum(1)[:, new] - 1
+
+
+def key_positions(attention_mask: Tensor) -> Tensor:
+    """Where each token stands among the real ones; padding stands where no query reaches: (B, T) -> (B, T)."""
+    return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask == 0, 2**30)
+
+
+def visible(query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """True where a query sees a key, itself and everything before it: (B, S), (B, T) -> (B, 1, S, T)."""
+    return query_positions[:, None, :, None] >= key_positions[:, None, None, :]
+
+
+def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of each token given those before it, in fp32; labels of -100 do not count."""
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
+
+
+class Attention(nn.Module):
+    """16 query heads of 64 read 16 key-value heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(1024, 1024)
+        self.k = nn.Linear(1024, 1024)
+        self.v = nn.Linear(1024, 1024)
+        self.o = nn.Linear(1024, 1024)
+
+    def forward(self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.q(x)  # (B, S, 1024)
+        q_heads = q.unflatten(2, (16, 64)).transpose(1, 2)  # (B, 16, S, 64)
+        k = self.k(x)  # (B, S, 1024)
+        k_heads = k.unflatten(2, (16, 64)).transpose(1, 2)  # (B, 16, S, 64)
+        v = self.v(x)  # (B, S, 1024)
+        v_heads = v.unflatten(2, (16, 64)).transpose(1, 2)  # (B, 16, S, 64)
+        key = torch.cat((past_key, k_heads), dim=2)  # (B, 16, T, 64)
+        value = torch.cat((past_value, v_heads), dim=2)  # (B, 16, T, 64)
+        mixed = F.scaled_dot_product_attention(q_heads, key, value, attn_mask=mask, scale=0.125)  # (B, 16, S, 64)
+        joined = mixed.transpose(1, 2).flatten(2)  # (B, S, 1024)
+        o = self.o(joined)  # (B, S, 1024)
+        return o, key, value
+
+
+class MLP(nn.Module):
+    """down(relu(up x)), 4096 wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(1024, 4096)
+        self.down = nn.Linear(4096, 1024)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.up(x)  # (B, S, 4096)
+        activated = F.relu(up)  # (B, S, 4096)
+        down = self.down(activated)  # (B, S, 1024)
+        return down
+
+
+class Layer(nn.Module):
+    """x = x + attention(x); x = attention_post_norm(x); x = x + mlp(x); x = mlp_post_norm(x)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+        self.attention_post_norm = nn.LayerNorm(1024, eps=1e-05)
+        self.mlp = MLP()
+        self.mlp_post_norm = nn.LayerNorm(1024, eps=1e-05)
+
+    def forward(self, x: Tensor, mask: Tensor, past_key: Tensor, past_value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attention, key, value = self.attention(x, mask, past_key, past_value)  # (B, S, 1024)
+        after_attention = x + attention  # (B, S, 1024)
+        attention_post_norm = self.attention_post_norm(after_attention)  # (B, S, 1024)
+        mlp = self.mlp(attention_post_norm)  # (B, S, 1024)
+        after_mlp = attention_post_norm + mlp  # (B, S, 1024)
+        mlp_post_norm = self.mlp_post_norm(after_mlp)  # (B, S, 1024)
+        return mlp_post_norm, key, value
+
+
+class Output(NamedTuple):
+    """logits (B, S, vocab); past_key_values to pass in with the next tokens; loss where labels were given."""
+
+    logits: Tensor
+    past_key_values: tuple[tuple[Tensor, ...], ...]
+    loss: Tensor | None
+
+
+class Model(nn.Module):
+    """Token ids to logits: a causal decoder of 24 layers, 1024 wide, over 50272 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50272, 512)
+        self.project_in = nn.Linear(512, 1024, bias=False)
+        self.positions = nn.Embedding(2050, 1024)
+        self.layers = nn.ModuleList([Layer() for _ in range(24)])
+        self.project_out = nn.Linear(1024, 512, bias=False)
+        self.head = nn.Linear(512, 50272, bias=False)
+        self.head.weight = self.embedding.weight  # tied
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: tuple[tuple[Tensor, ...], ...] | None = None,
+        labels: Tensor | None = None,
+    ) -> Output:
+        """Logits of each new token.
+
+        input_ids (B, S); attention_mask (B, T), 0 at padding on either side; position_ids (B, S), by default counted
+        from the mask; past_key_values as an earlier call returned them; labels (B, S) are the tokens themselves.
+        """
+        batch, tokens = input_ids.shape
+        if past_key_values is None:
+            past_key_values = self.empty_cache(batch)
+        if attention_mask is None:
+            attention_mask = input_ids.new_ones(batch, past_key_values[0][0].shape[2] + tokens)
+        if position_ids is None:
+            position_ids = query_positions(attention_mask, tokens).clamp(min=0)
+        present = []
+        queries_at = query_positions(attention_mask, input_ids.shape[1])  # (B, S)
+        keys_at = key_positions(attention_mask)  # (B, T)
+        mask = visible(queries_at, keys_at)  # (B, 1, S, T)
+        embedding = self.embedding(input_ids)  # (B, S, 512)
+        project_in = self.project_in(embedding)  # (B, S, 1024)
+        rows = position_ids + 2  # (B, S)
+        positions = self.positions(rows)  # (B, S, 1024)
+        stream = project_in + positions  # (B, S, 1024)
+        x = stream
+        for layer, past in zip(self.layers, past_key_values, strict=True):
+            x, key, value = layer(x, mask, *past)  # (B, S, 1024)
+            present.append((key, value))
+        project_out = self.project_out(x)  # (B, S, 512)
+        head = self.head(project_out)  # (B, S, 50272)
+        loss = None if labels is None else next_token_loss(head, labels)
+        return Output(head, tuple(present), loss)
+
+    def empty_cache(self, batch: int) -> tuple[tuple[Tensor, ...], ...]:
+        """A cache without tokens: for each layer keys and values, (B, heads, 0, head_dim)."""
+        sizes = 24 * [((16, 64), (16, 64))]
+        like = self.embedding.weight
+        return tuple(tuple(like.new_empty(batch, heads, 0, dim) for heads, dim in layer) for layer in sizes)
+
+    @torch.no_grad()
+    def init_weights(self, std: float = 0.02) -> None:
+        """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the more of it there is."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                writes = name.endswith((".down", ".o"))
+                module.weight.normal_(std=std / 48**0.5 if writes else std)
+            elif hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
+
+    @classmethod
+    def load(cls, path: str | Path, dtype: torch.dtype = torch.float32) -> Model:
+        """The model with the weights of a safetensors file, or a folder of them, in the layout of opt-post."""
+        with torch.device("meta"):
+            model = cls().to(dtype)
+        model.to_empty(device="cpu")
+        model.head.weight = model.embedding.weight
+        tensors = open_tensors(Path(path))
+        tensors = with_prefix(tensors, "model.", but=["lm_head.weight"])
+        copy_renamed(model, tensors, CHECKPOINT, TIED, layers=24)
+        return model
+
+
+# What each tensor of a checkpoint is here; {i} is the layer.
+CHECKPOINT = {
+    "model.decoder.embed_tokens.weight": "embedding.weight",
+    "model.decoder.embed_positions.weight": "positions.weight",
+    "model.decoder.project_in.weight": "project_in.weight",
+    "model.decoder.project_out.weight": "project_out.weight",
+    "model.decoder.layers.{i}.self_attn.q_proj.weight": "layers.{i}.attention.q.weight",
+    "model.decoder.layers.{i}.self_attn.q_proj.bias": "layers.{i}.attention.q.bias",
+    "model.decoder.layers.{i}.self_attn.k_proj.weight": "layers.{i}.attention.k.weight",
+    "model.decoder.layers.{i}.self_attn.k_proj.bias": "layers.{i}.attention.k.bias",
+    "model.decoder.layers.{i}.self_attn.v_proj.weight": "layers.{i}.attention.v.weight",
+    "model.decoder.layers.{i}.self_attn.v_proj.bias": "layers.{i}.attention.v.bias",
+    "model.decoder.layers.{i}.self_attn.out_proj.weight": "layers.{i}.attention.o.weight",
+    "model.decoder.layers.{i}.self_attn.out_proj.bias": "layers.{i}.attention.o.bias",
+    "model.decoder.layers.{i}.self_attn_layer_norm.weight": "layers.{i}.attention_post_norm.weight",
+    "model.decoder.layers.{i}.self_attn_layer_norm.bias": "layers.{i}.attention_post_norm.bias",
+    "model.decoder.layers.{i}.fc1.weight": "layers.{i}.mlp.up.weight",
+    "model.decoder.layers.{i}.fc1.bias": "layers.{i}.mlp.up.bias",
+    "model.decoder.layers.{i}.fc2.weight": "layers.{i}.mlp.down.weight",
+    "model.decoder.layers.{i}.fc2.bias": "layers.{i}.mlp.down.bias",
+    "model.decoder.layers.{i}.final_layer_norm.weight": "layers.{i}.mlp_post_norm.weight",
+    "model.decoder.layers.{i}.final_layer_norm.bias": "layers.{i}.mlp_post_norm.bias",
+}
+TIED: dict[str, str] = {"lm_head.weight": "embedding.weight"}
+
+
+def open_tensors(path: Path) -> dict[str, Callable[[], Tensor]]:
+    """Every tensor of a safetensors file, or of the files of a folder, read when it is called."""
+    from safetensors import safe_open
+
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise FileNotFoundError(f"no .safetensors file in {path}")
+    opened = [safe_open(file, framework="pt") for file in files]
+    return {name: partial(file.get_tensor, name) for file in opened for name in file.keys()}
+
+
+def with_prefix(tensors: dict[str, Any], prefix: str, but: list[str]) -> dict[str, Any]:
+    """The tensors under the names of a file that has the prefix, whether this one has it or not."""
+    if any(name.startswith(prefix) for name in tensors):
+        return tensors
+    return {name if name in but else prefix + name: read for name, read in tensors.items()}
+
+
+def check_names(wanted: Iterable[str], found: Iterable[str]) -> None:
+    """Nothing may be missing from the checkpoint, and nothing left over."""
+    missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    if missing or extra:
+        raise KeyError(f"checkpoint: missing {missing or 'nothing'}, not known {extra or 'nothing'}")
+
+
+def fitting(tensor: Tensor, parameter: Tensor, name: str) -> Tensor:
+    """The tensor, if it has the parameter's shape: copying would stretch one that has not."""
+    if tensor.shape != parameter.shape:
+        raise ValueError(f"checkpoint: {name} is {tuple(tensor.shape)}, wanted {tuple(parameter.shape)}")
+    return tensor
+
+
+@torch.no_grad()
+def copy_renamed(
+    model: nn.Module, tensors: dict[str, Callable[[], Tensor]], names: dict[str, str], tied: dict[str, str], layers: int
+) -> None:
+    """Fills the model through a table of names in the file to parameters; {i} counts layers.
+
+    A tied name may be in the file, and must then equal the parameter that it is tied to.
+    """
+    parameters = dict(model.named_parameters())
+    table = {name.format(i=i): to.format(i=i) for name, to in names.items() for i in range(layers)}
+    check_names(table, tensors.keys() - tied.keys())
+    for name, target in table.items():
+        parameters[target].copy_(fitting(tensors[name](), parameters[target], name))
+    for name in tied.keys() & tensors.keys():
+        if not torch.equal(tensors[name]().to(parameters[tied[name]].dtype), parameters[tied[name]]):
+            raise ValueError(f"checkpoint: {name} differs from {tied[name]}, which it is tied to")

@@ -1,0 +1,93 @@
+"""Which specs are unlike: a costly test runs on as few as hold every feature that the twin of any spec has.
+
+A feature is an op with its attributes, or two ops of which one reads the other, in the function or in what a provider
+is given; or the order of the layers. Sizes are told apart within an op alone: heads and kv_heads are equal or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from blockc.compile import Compiled, compiled
+from blockc.ir import Function, Node, functions, is_call
+from blockc.shrink import shrink
+from blockc.spec import load
+from blockc.target import Target
+
+SPECS = {path.stem: path for path in sorted((Path(__file__).parent.parent / "specs").glob("*.yaml"))}
+PROVIDERS = (Target("cpu"), Target("cuda", "fp16"))
+
+
+@cache
+def unlike(*targets: Target) -> tuple[str, ...]:
+    """Again and again the spec that holds most of what no chosen one holds, in the function and for these targets."""
+    held = {name: features(twin(name), targets) for name in SPECS}
+    left, chosen = set[object]().union(*held.values()), list[str]()
+    while left:
+        chosen.append(max(SPECS, key=lambda name: len(held[name] & left)))
+        left -= held[chosen[-1]]
+    return tuple(sorted(chosen))
+
+
+@cache
+def twin(name: str) -> Compiled:
+    return compiled(shrink(load(SPECS[name])))
+
+
+def features(model: Compiled, targets: tuple[Target, ...] = ()) -> frozenset[object]:
+    graphs = (model.function, *functions(model.function))
+    found = {("", feature) for graph in graphs for feature in _of_nodes(graph)}
+    found |= {(str(target), feature) for target in targets for feature in _of_nodes(model.flat(target))}
+    return frozenset(found | {("layers", tuple(_order(model.function)))})
+
+
+def _of_nodes(graph: Function) -> Iterator[object]:
+    for n in graph.nodes:
+        if not is_call(n):
+            yield attributes(n.op), tuple(param.role for param in n.params)
+            yield from ((_kind(n), i, _kind(value.node)) for i, value in enumerate(n.inputs))
+
+
+def _kind(n: Node) -> str:
+    return type(n.op).__name__
+
+
+def _order(function: Function) -> Iterator[int]:
+    """Each layer by a number, alike where function and what is passed in beside the stream are the same."""
+    known: dict[object, int] = {}
+    return (known.setdefault((n.op, n.inputs[1:]), len(known)) for n in function.nodes if is_call(n))
+
+
+def ops(model: Compiled, apart: bool = True) -> set[object]:
+    """Every op of the function with its attributes."""
+    graphs = (model.function, *functions(model.function))
+    return {attributes(n.op, apart) for graph in graphs for n in graph.nodes if not is_call(n)}
+
+
+def attributes(op: object, apart: bool = True) -> object:
+    """An op's fields: of sizes, which are equal, and 0 and 1 as they are; of other numbers, whether they are there.
+
+    Unless sizes are told apart, only whether they are 0, 1 or more.
+    """
+    sizes: dict[int, str] = {}
+
+    def told(value: Any) -> object:
+        match value:
+            case bool() | str() | None:
+                return value
+            case int():
+                return value if value < 2 else sizes.setdefault(value, f"size {len(sizes)}") if apart else "size"
+            case float():
+                return "a number"
+            case tuple():
+                return tuple(dict.fromkeys(told(item) for item in value))
+            case _ if is_dataclass(value):
+                return (type(value).__name__, *(told(getattr(value, field.name)) for field in fields(value)))
+            case _:
+                raise TypeError(f"an attribute of no known kind: {value!r}")
+
+    return told(op)

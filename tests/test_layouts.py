@@ -1,0 +1,90 @@
+"""Every layout is a bijection: what a file's tensors are read as is written as the same bytes, duplicates apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import blockc
+from blockc.layouts import Layout, LayoutError, gguf_layout, layout
+from blockc.ops import Array
+from blockc.weights import CheckpointError, Rules, group_sizes, pack, rules, unpack
+from tests.structures import SPECS, twin
+
+FOLDER = Path(blockc.__file__).parent / "layouts"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+GGUF = sorted(path.stem for path in (FOLDER / "gguf").glob("*.yaml"))
+
+
+def fitting(held: Layout) -> Iterator[Rules]:
+    """The layout's rules for the twin of every spec that it fits."""
+    for name in SPECS:
+        function = twin(name).function
+        try:
+            yield rules(held, function, group_sizes(function))
+        except LayoutError:
+            continue
+
+
+def of(name: str) -> list[Rules]:
+    """For the twins of the specs whose checkpoints have it."""
+    functions = [twin(spec).function for spec in SPECS if twin(spec).spec.top.checkpoint == name]
+    return [rules(layout(name), function, group_sizes(function)) for function in functions]
+
+
+def tensors(held: Rules) -> dict[str, Array]:
+    """A file of float32 numbers, no two tensors alike: eighths, to which an offset is added without rounding."""
+    random = np.random.RandomState(5)
+    return {rule.name: random.randint(-(2**20), 2**20, rule.shape).astype(np.float32) / 8 for rule in held}
+
+
+def returns(held: Rules) -> None:
+    given = tensors(held)
+    params = unpack(held, given)
+    back = pack(held, params)
+    assert back.keys() == given.keys()
+    for name, array in given.items():
+        assert (back[name].dtype, back[name].shape, back[name].tobytes()) == (array.dtype, array.shape, array.tobytes())
+    assert sum(array.size for array in params.values()) == sum(array.size for array in given.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unpack_then_pack_gives_the_same_bytes(name: str) -> None:
+    found = of(name)
+    assert found, f"no spec has checkpoint: {name}"
+    for held in found:
+        returns(held)
+
+
+@pytest.mark.parametrize("name", GGUF)
+def test_unpack_then_pack_gives_the_same_bytes_of_gguf(name: str) -> None:
+    found = list(fitting(gguf_layout(name)))
+    assert found, f"it fits no spec: {name}"
+    for held in found:
+        returns(held)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_line_of_a_layout_holds_for_a_spec(name: str) -> None:
+    """Nothing proves a line that no spec uses; but a family's sizes may differ in biases and in a head of their own."""
+    used = {stem(pattern.name) for held in of(name) for pattern in held.patterns}
+    held = layout(name)
+    assert {stem(item.name) for item in held.items} - used <= {stem(tied) for tied in held.tied}
+
+
+def stem(name: str) -> str:
+    return name.removesuffix(".bias").removesuffix(".weight")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_listed_duplicate_is_read_and_must_be_one(name: str) -> None:
+    for held in of(name):
+        given = tensors(held)
+        params = unpack(held, given)
+        for more, target in held.patterns.tied.items():
+            assert unpack(held, {**given, more: params[target]}).keys() == params.keys()
+            with pytest.raises(CheckpointError, match=f"untied: {more} differs from {target}"):
+                unpack(held, {**given, more: params[target] + 1})
