@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 
 from blockc.algebra import Chain, Decoder, Leaf, Residual, Scaled, Sum, Term, leaves
 from blockc.ir import B, Function, GraphError, Interner, Node, S, Value, apply, node, tensor
@@ -32,7 +33,7 @@ def build(decoder: Decoder) -> Function:
 
 
 def _causal(decoder: Decoder) -> bool:
-    parts = (leaf.part for chain in set(decoder.layers) for leaf in leaves(chain))
+    parts = (leaf.part for term in {id(t): t for t in decoder.layers}.values() for leaf in leaves(term))
     return all(part.causal for part in parts if isinstance(part, Attention))
 
 
@@ -65,7 +66,7 @@ class _Root:
     def share(self, shared: Shared) -> None:
         taken = {value.node.name for values in self.shared.values() for value in values}
         base = shared.label
-        name = next(n for n in (base, *(f"{base}_{i}" for i in range(2, 1000))) if n not in taken)
+        name = next(n for n in chain([base], (f"{base}_{i}" for i in count(2))) if n not in taken)
         made = node(shared.op, *(self.position(read) for read in shared.reads), name=name)
         self.shared[shared] = tuple(made[i] for i in range(len(made.types)))
 
@@ -115,11 +116,14 @@ class _Layers:
 
     @property
     def pieces(self) -> list[Piece]:
-        made: dict[tuple[Chain, str], Piece] = {}
-        for chain, kind in zip(self.decoder.layers, self.decoder.kinds, strict=True):
-            if (chain, kind) not in made:
-                made[chain, kind] = self._piece(chain, kind)
-        return [made[key] for key in zip(self.decoder.layers, self.decoder.kinds, strict=True)]
+        made: dict[tuple[int, str], Piece] = {}  # layers of a kind are one term: its object tells it, fast
+        pieces: list[Piece] = []
+        for term, kind in zip(self.decoder.layers, self.decoder.kinds, strict=True):
+            key = id(term), kind
+            if key not in made:
+                made[key] = self._piece(term, kind)
+            pieces.append(made[key])
+        return pieces
 
     def _piece(self, chain: Chain, kind: str) -> Piece:
         scope = Scope(self.decoder.width)
