@@ -1,19 +1,25 @@
 """What weights cost: packing 2 GB of synthetic shards, and linking a checkpoint of SmolLM2's size.
 
-python benchmarks/weights.py        makes its shards in a temporary folder, and removes them
+python benchmarks/weights.py                 makes its shards in a temporary folder, and removes them
+python benchmarks/weights.py llama3-8b       a spec in bfloat16, linked and packed; TMPDIR holds three times its bytes
 """
 
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from blockc import api
+from blockc.ops import Array
 from blockc.weights import group_sizes, layout, rules, write_safetensors
 
 SMALL = "smollm2-135m"
@@ -56,13 +62,68 @@ def shards(folder: Path, spec: str | Path, count: int) -> int:
     return total
 
 
-def measured(what: str, *arguments: str) -> None:
+def bf16_shards(folder: Path, spec: str | Path, count: int) -> int:
+    """The same in bfloat16, which NumPy has not: one block of random bits, again and again. (Their bytes.)"""
+    model = api.compile(spec)
+    layout_ = layout(model.spec.top.checkpoint or "llama")
+    each = [(rule.name, rule.shape) for rule in rules(layout_, model.function, group_sizes(model.function))]
+    block = (np.random.default_rng(0).standard_normal(1 << 24, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    for i in range(count):
+        header, end = dict[str, object](), 0
+        for name, shape in each[i::count]:
+            start, end = end, end + 2 * math.prod(shape)
+            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with (folder / f"model-{i + 1:05}-of-{count:05}.safetensors").open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for piece in _repeated(block, end // 2):
+                file.write(piece.tobytes())
+    names = {name: f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count) for name, _ in each[i::count]}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    return sum(2 * math.prod(shape) for _, shape in each)
+
+
+def _repeated(block: Array, total: int) -> Iterator[Array]:
+    for start in range(0, total, block.size):
+        yield block[: total - start]
+
+
+def measured(what: str, *arguments: str) -> float:
     done = subprocess.run([sys.executable, "-c", MEASURED, *arguments], capture_output=True, text=True, check=True)
     seconds, computing, peak = map(float, done.stdout.split()[-3:])
     print(f"{what:48} {seconds:6.2f} s, of the processor {computing:5.2f} s, peak {peak / 1e6:4.0f} MB", flush=True)
+    return seconds
 
 
-def main() -> None:
+def full_size(spec: str) -> None:
+    """A checkpoint in bfloat16 through all ways; what one wrote is removed before the next."""
+    with tempfile.TemporaryDirectory() as name:
+        held, out = Path(name) / "checkpoint", Path(name) / "out"
+        held.mkdir()
+        total = bf16_shards(held, spec, 8)
+        start = time.perf_counter()
+        shutil.copytree(held, out)
+        taken = time.perf_counter() - start
+        print(f"{total / 1e9:.2f} GB copied: {taken:.2f} s, {total / taken / 1e9:.2f} GB/s written", flush=True)
+        where = ("build", spec, "--no-verify", "--weights", str(held), "--out", str(out), "--logits", "last")
+        ways = {
+            "linked, for CUDA in bf16": ("--ep", "cuda", "--dtype", "bf16", "--weights-mode", "link"),
+            "linked, for the CPU with casts": ("--ep", "cpu", "--weights-mode", "link"),
+            "packed to fp32, for the CPU": ("--ep", "cpu", "--weights-mode", "pack"),
+        }
+        for what, chosen in ways.items():
+            shutil.rmtree(out)
+            taken = measured(f"{total / 1e9:.2f} GB {what}", *where, *chosen)
+            written = sum(file.stat().st_size for file in out.rglob("*") if file.stat().st_nlink == 1)
+            print(f"    {written / 1e9:.2f} GB written, {written / taken / 1e9:.2f} GB/s", flush=True)
+
+
+def main(specs: Sequence[str]) -> None:
+    for spec in specs:
+        full_size(spec)
+    if specs:
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "large.yaml").write_text(LARGE)
@@ -78,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -23,7 +23,7 @@ from blockc.bench.floors import Work
 from blockc.bench.measure import Bench, Candidate, Entry, Measure, Speed, entries, faster, floor
 from blockc.bench.opening import disk_of, opened, weights_of
 from blockc.bench.protocol import WorkerError, drawn, memory
-from blockc.bench.turns import Worker, by_turns, cores, python, started
+from blockc.bench.turns import Worker, by_turns, cores, order, python, started
 from blockc.cli import app, guarded
 from blockc.compile import Compiled, compiled
 from blockc.runtime import Session, SessionError
@@ -148,8 +148,15 @@ serve({{"decode": decode}})
 """
     with started({name: [*script(text), name] for name in "AB"}, []) as workers:
         taken = by_turns(workers, 3, "decode", context=7, steps=2)
-    assert log.read_text().splitlines() == [f"{name} {{'context': 7, 'steps': 2}}" for name in "ABABAB"]
+    assert log.read_text().splitlines() == [f"{name} {{'context': 7, 'steps': 2}}" for name in "ABBABA"]
     assert taken == {"A": [7.0] * 6, "B": [7.0] * 6}
+
+
+def test_nobody_comes_after_the_same_one_in_all_turns() -> None:
+    turns = ["".join(order("ABC", turn)) for turn in range(6)]
+    assert turns == ["ABC", "CBA", "BCA", "ACB", "CAB", "BAC"] and not order((), 3)
+    pairs = [order("AB", turn) for turn in range(4)]
+    assert sum(pair[0] == "A" for pair in pairs) == 2
 
 
 def test_a_worker_is_on_the_cores_that_it_was_given() -> None:

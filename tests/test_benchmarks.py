@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import onnx
 import pytest
 
 from benchmarks.peers import checkpoint, render
 from benchmarks.peers.candidates import CANDIDATES, CASES, COPY, EXPORTS, chosen, filled, wanted
 from benchmarks.peers.environments import HERE, OWN, llama_flags, pins
-from benchmarks.peers.exporting import size
+from benchmarks.peers.exporting import nodes, size
 from benchmarks.peers.measuring import Times, figures, spread
 from blockc import api
 from blockc.bench import protocol
@@ -78,7 +79,7 @@ FOUND: dict[str, Any] = {
             "floor": {"prefill": {"128": 20.0}, "decode": {"128": 25.0}},
             "exports": {
                 COPY: {"seconds": 0.1, "peak": 1.0, "disk": 1.0},
-                "blockc link": {"seconds": 0.5, "peak": 100e6, "disk": 4e6},
+                "blockc link": {"seconds": 0.5, "peak": 100e6, "disk": 4e6, "nodes": 12},
                 "genai fp32": {"seconds": 10.0, "peak": 1.2e9, "disk": 540e6},
                 "genai int4": {"seconds": 1.0, "peak": 1.0, "disk": 1.0},
                 "torch.onnx": {"seconds": 100.0, "peak": 1.1e9, "disk": 540e6},
@@ -105,6 +106,7 @@ def test_a_row_holds_the_figures_and_how_far_they_are_from_the_floor() -> None:
     ours = row(table, "blockc link")
     assert ours["decode at 128, ms"] == "30.0 (1.20)" and ours["prefill 128, ms"] == "40.0 (2.00)"
     assert ours["export, s"] == "0.50" and ours["on disk, MB"] == "4.00" and ours["resident, MB"] == "700"
+    assert ours["nodes, a layer"] == "12"
     assert row(table, render.FLOOR)["decode at 128, ms"] == "25.0"
     assert row(table, "transformers fp32")["export, s"] == "" and row(table, "torch.onnx")["load, s"] == ""
 
@@ -254,6 +256,15 @@ def test_what_is_the_checkpoints_own_is_not_counted(tmp_path: Path) -> None:
     (out / "linked").hardlink_to(held / "weights")
     (out / "model").write_bytes(b"123")
     assert size(out, held) == 3
+
+
+def test_nodes_of_a_layer_are_those_from_one_attention_to_the_next(tmp_path: Path) -> None:
+    assert nodes(tmp_path) == {}
+    layer = ["Attention", "MatMul", "Constant", "Add", "Softmax"]
+    steps = [onnx.helper.make_node(kind, [], [str(i)]) for i, kind in enumerate(["Gather", *layer * 3, "MatMul"])]
+    (tmp_path / "deep").mkdir()
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(steps, "g", [], [])), tmp_path / "deep" / "model.onnx")
+    assert nodes(tmp_path) == {"nodes": 4}
 
 
 def test_a_candidate_that_fails_is_out_and_the_text_of_most_is_the_truth() -> None:

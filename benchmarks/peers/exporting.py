@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ TIMES, LONG = 3, 5.0  # what is made anew each time is made so often, where once
 def exported(
     name: str, export: Export, cache: Path, out: Path, paths: Mapping[str, Path | str], pinned: Sequence[int]
 ) -> dict[str, Any]:
-    """{"seconds", "peak", "disk"} of a folder that is there afterwards. Raises Missing.
+    """{"seconds", "peak", "disk", "nodes"} of a folder that is there afterwards. Raises Missing.
 
     Seconds are those of the whole command. What the folder shares with the checkpoint is not counted as its own.
     """
@@ -37,6 +38,7 @@ def exported(
         taken.append(_once(command, out, pinned))
     made = {key: statistics.median(each[key] for each in taken) for key in ("seconds", "peak")}
     made["disk"] = size(out, Path(paths["checkpoint"]))
+    made |= nodes(out)
     figures.write_text(json.dumps(made))
     return made
 
@@ -66,3 +68,19 @@ def size(out: Path, checkpoint: Path) -> int:
     """Bytes of a folder's files, but for those that are files of the checkpoint too."""
     shared = {file.stat().st_ino for file in checkpoint.rglob("*")}
     return sum(file.stat().st_size for file in out.rglob("*") if file.is_file() and file.stat().st_ino not in shared)
+
+
+def nodes(out: Path) -> dict[str, float]:
+    """{"nodes": those of a layer} of a folder with a graph: from one attention to the next, constants apart.
+
+    The files are in the order of computation, so between the attention of two layers stands as much as a layer has.
+    """
+    import onnx
+
+    for path in sorted(out.rglob("*.onnx")):
+        graph = onnx.load(path, load_external_data=False).graph
+        kinds = [n.op_type for n in graph.node if n.op_type != "Constant"]
+        kind = next(kind for kind in ("GroupQueryAttention", "Attention", "Softmax") if kind in kinds)
+        at = [i for i, held in enumerate(kinds) if held == kind]
+        return {"nodes": statistics.median_low(b - a for a, b in itertools.pairwise(at))}
+    return {}

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.peers.candidates import Candidate, Case
 from blockc.bench.floors import Work
 from blockc.bench.protocol import WorkerError
-from blockc.bench.turns import Worker, python
+from blockc.bench.turns import Worker, order, python
 
 STEPS = 8  # of one token, in a turn
 PROMPT, GREEDY = 32, 24  # tokens from which, and how many likeliest ones, candidates are compared
@@ -57,7 +57,7 @@ def requests(case: Case, candidate: Candidate) -> list[tuple[str, int]]:
 def together(
     case: Case, commands: Mapping[str, tuple[Candidate, Command]], machine: Machine, turns: int, pinned: Sequence[int]
 ) -> Times:
-    """All are open at once; each request goes to one after another, `turns` times."""
+    """All are open at once; each request goes to one after another, `turns` times, in the order of the turn."""
     times, workers = Times(), dict[str, Worker]()
     try:
         for name, (_, command) in commands.items():
@@ -68,7 +68,7 @@ def together(
             print(f"turn {turn + 1} of {turns}", flush=True)
             for request in dict.fromkeys(r for candidate, _ in commands.values() for r in requests(case, candidate)):
                 machine.measured(request[1] if request[0] == "prefill" else None)
-                for name, (candidate, _) in commands.items():
+                for name, (candidate, _) in order(commands.items(), turn):
                     if request in requests(case, candidate):
                         times.tried(name, lambda n=name, r=request: times.asked(n, workers[n], *r))
     finally:
@@ -98,7 +98,7 @@ def apart(
         print(f"turn {i + 1} of {turns}", flush=True)
         for length in (*case.prefill, None):
             machine.measured(length)
-        for name, (candidate, command) in commands.items():
+        for name, (candidate, command) in order(commands.items(), i):
             times.tried(name, lambda n=name, c=candidate, w=command: turn(n, c, w))
     return times
 

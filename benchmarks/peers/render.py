@@ -40,7 +40,9 @@ class Column:
 
 
 def digits(value: float) -> str:
-    """Three of them at least, none behind the point from a hundred on."""
+    """A count whole; of else three at least, none behind the point from a hundred on."""
+    if isinstance(value, int):
+        return str(value)
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
@@ -57,8 +59,8 @@ def columns(case: Case) -> list[Column]:
 
         return found
 
-    def export(key: str, scale: float = 1.0) -> Callable[[str], float | None]:
-        return lambda name: scale * made[name][key] if name in made else None
+    def export(key: str, scale: float = 1) -> Callable[[str], float | None]:
+        return lambda name: scale * made[name][key] if key in made.get(name, {}) else None
 
     timed = [
         Column(f"{do}{' at' if do == 'decode' else ''} {n}", "ms", at(do, n, "median"), floor)
@@ -73,6 +75,7 @@ def columns(case: Case) -> list[Column]:
         Column("resident", "MB", at("memory", "rss", scale=1e-6)),
         Column("of it private", "MB", at("memory", "private", scale=1e-6)),
         Column("on disk", "MB", export("disk", 1e-6)),
+        Column("nodes", "a layer", export("nodes")),
     ]
 
 

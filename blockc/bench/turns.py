@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from blockc.bench.protocol import WorkerError
 
+T = TypeVar("T")
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
@@ -89,12 +90,23 @@ def started(commands: Mapping[str, Sequence[str]], pinned: Sequence[int]) -> Gen
         yield workers
 
 
+def order(items: Iterable[T], turn: int) -> list[T]:
+    """The order of a turn: every second one backwards, and each pair of them begun one further on.
+
+    Who comes after whom changes how the machine is found, and so what is measured, by up to a seventh.
+    """
+    held = list(items)
+    first = turn // 2 % max(len(held), 1)
+    turned = held[first:] + held[:first]
+    return turned[::-1] if turn % 2 else turned
+
+
 def by_turns(workers: Mapping[str, Worker], turns: int, do: str, **request: Any) -> dict[str, list[float]]:
-    """Milliseconds by worker: in each turn everyone answers once, in the same order."""
+    """Milliseconds by worker: in each turn everyone answers once, in an order of its own."""
     taken: dict[str, list[float]] = {name: [] for name in workers}
-    for _ in range(turns):
-        for name, worker in workers.items():
-            taken[name] += worker.ask(do, **request)["ms"]
+    for turn in range(turns):
+        for name in order(workers, turn):
+            taken[name] += workers[name].ask(do, **request)["ms"]
     return taken
 
 
