@@ -125,6 +125,13 @@ def test_transformers_fed_as_we_are(name: str) -> None:
 # Knobs that no spec's own twin turns
 
 LLAMA3 = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original": 32}
+YARN = {"type": "yarn", "factor": 4.0, "original": 32, "beta_fast": 8, "beta_slow": 1, "truncate": True}
+LONGROPE = {
+    "type": "longrope",
+    "short": [1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 8.0, 9.0],
+    "choose": "short",
+    "attention_factor": 1.1,
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "scale apart from head_dim": ("gemma2-9b", {"attention": {"scale": 144**-0.5}}, LONG),
     "geglu (erf)": ("gemma2-9b", {"mlp": {"type": "geglu"}}, LONG),
@@ -134,6 +141,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "wide heads": ("llama3-8b", {"attention": {"head_dim": 24, "scale": 24**-0.5}}, LONG),
     "tied": ("llama3-8b", {"head": {"tied": True}}, LONG),
     "scaled rope beyond its context": ("llama3-8b", {"attention": {"rope": {"scaling": LLAMA3}}}, 100),
+    "llama3's scaling elsewhere": ("qwen2.5-0.5b", {"attention": {"rope": {"scaling": LLAMA3}}}, 100),
+    "squeezed positions": ("llama3-8b", {"attention": {"rope": {"scaling": {"type": "linear", "factor": 4.0}}}}, 100),
+    "yarn": ("qwen3-0.6b", {"attention": {"rope": {"scaling": YARN}}}, 100),
+    "a factor for each pair": ("llama3-8b", {"attention": {"rope": {"scaling": LONGROPE}}}, 100),
+    "some pairs of a head": ("llama3-8b", {"attention": {"rope": {"pairs": 3}}}, 100),
+    "some pairs of a normed head": ("qwen3-0.6b", {"attention": {"rope": {"pairs": 3}}}, 100),
     "rope far out": ("llama3.1-405b", {}, 100),
     "partial rope far out": ("pythia-410m", {"attention": {"rope": {"dims": 32}}}, 100),
     "neighbours of a whole head": ("gpt-j-6b", {"attention": {"rope": {"dims": 64}}}, LONG),
@@ -147,6 +160,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "a squared activation": ("gpt2", {"mlp": {"type": "relu2"}}, LONG),
     "a plain silu": ("gpt2", {"mlp": {"type": "silu"}}, LONG),
     "reglu": ("llama3-8b", {"mlp": {"type": "reglu"}}, LONG),
+    "a squared activation beside attention": ("phi-2", {"mlp": {"type": "relu2"}}, LONG),
+    "a plain silu beside attention": ("phi-2", {"mlp": {"type": "silu"}}, LONG),
+    "reglu behind normed heads": ("qwen3-0.6b", {"mlp": {"type": "reglu"}}, LONG),
+    "geglu (erf) without a cap": ("llama3-8b", {"mlp": {"type": "geglu"}}, LONG),
     "long sinusoids": ("transformer2017", {}, 100),
     "stacked projections of grouped heads": ("phi3-mini-4k", {"attention": {"kv_heads": 2}}, LONG),
     "groups packed for many heads": ("falcon-40b", {"attention": {"kv_heads": 4}}, LONG),

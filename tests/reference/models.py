@@ -26,6 +26,7 @@ from blockc.source import parse
 from blockc.spec import Spec, from_tree, load, resolved
 from blockc.weights import group_sizes, layout, pack, random_parameters, rules
 from tests.reference import decoders, placed, plain, scaled
+from tests.reference.ropes import rope
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
 Keys = Mapping[str, Any]
@@ -122,30 +123,17 @@ def gpt2(keys: Keys) -> Any:
     )  # fmt: skip
 
 
-def _rope(rope: Keys) -> dict[str, Any]:
-    assert rope["pairing"] == "half"
-    scaling = rope.get("scaling")
-    if scaling is None:
-        return {"rope_type": "default", "rope_theta": rope["theta"]}
-    assert scaling["type"] == "llama3"
-    return {
-        "rope_type": "llama3", "rope_theta": rope["theta"], "factor": scaling["factor"],
-        "low_freq_factor": scaling["low_freq_factor"], "high_freq_factor": scaling["high_freq_factor"],
-        "original_max_position_embeddings": scaling["original"],
-    }  # fmt: skip
-
-
 def _gated(keys: Keys) -> dict[str, Any]:
     """What the configurations of Llama and of all that took over its names call the same things."""
     a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
     assert keys["positions"] == "none" and a["scale"] == a["head_dim"] ** -0.5
-    activation = {"swiglu": "silu", "reglu": "relu"}[mlp["type"]]
+    activation = {"swiglu": "silu", "reglu": "relu", "geglu": "gelu"}[mlp["type"]]
     assert not mlp["bias"] and norm["type"] == "rms" and "offset" not in norm
     return {
         "vocab_size": keys["vocab"], "hidden_size": keys["width"], "num_hidden_layers": keys["depth"],
         "intermediate_size": mlp["width"], "num_attention_heads": a["heads"], "num_key_value_heads": a["kv_heads"],
         "hidden_act": activation, "max_position_embeddings": keys["context"], "rms_norm_eps": norm["eps"],
-        "tie_word_embeddings": keys["head"]["tied"], "rope_parameters": _rope(a["rope"]),
+        "tie_word_embeddings": keys["head"]["tied"], "rope_parameters": rope(a["rope"], a["head_dim"]),
     }  # fmt: skip
 
 
@@ -205,7 +193,7 @@ def gpt_neox(keys: Keys) -> Any:
         num_attention_heads=a["heads"], intermediate_size=mlp["width"], hidden_act="gelu",
         max_position_embeddings=keys["context"], layer_norm_eps=norm["eps"], use_parallel_residual=True,
         attention_bias=True, tie_word_embeddings=False,
-        rope_parameters={**_rope(a["rope"]), "partial_rotary_factor": a["rope"]["dims"] / a["head_dim"]},
+        rope_parameters={**rope(a["rope"]), "partial_rotary_factor": a["rope"]["dims"] / a["head_dim"]},
     )  # fmt: skip
 
 
@@ -215,13 +203,14 @@ def phi(keys: Keys) -> Any:
 
     a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
     assert a["bias"] == ["q", "k", "v", "o"] and mlp["bias"] == ["up", "down"] and keys["head"]["bias"]
-    assert mlp["type"] == "gelu_tanh" and (norm["type"], norm["placement"]) == ("layer", "parallel_one")
+    activation = {"gelu_tanh": "gelu_new", "relu2": "relu2", "silu": "silu"}[mlp["type"]]
+    assert (norm["type"], norm["placement"]) == ("layer", "parallel_one")
     return PhiConfig(
         vocab_size=keys["vocab"], hidden_size=keys["width"], num_hidden_layers=keys["depth"],
         intermediate_size=mlp["width"], num_attention_heads=a["heads"], num_key_value_heads=a["kv_heads"],
-        hidden_act="gelu_new", max_position_embeddings=keys["context"], layer_norm_eps=norm["eps"],
+        hidden_act=activation, max_position_embeddings=keys["context"], layer_norm_eps=norm["eps"],
         tie_word_embeddings=keys["head"]["tied"], qk_layernorm=False,
-        rope_parameters={**_rope(a["rope"]), "partial_rotary_factor": a["rope"]["dims"] / a["head_dim"]},
+        rope_parameters={**rope(a["rope"]), "partial_rotary_factor": a["rope"]["dims"] / a["head_dim"]},
     )  # fmt: skip
 
 
@@ -257,7 +246,7 @@ def gemma2(keys: Keys) -> Any:
         sliding_window=a["window"],
         layer_types=["sliding_attention", "full_attention"] * (keys["depth"] // 2),
         attn_logit_softcapping=a["softcap"], final_logit_softcapping=keys["head"]["softcap"],
-        rope_parameters=_rope(a["rope"]),
+        rope_parameters=rope(a["rope"]),
     )  # fmt: skip
 
 

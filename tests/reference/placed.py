@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tests.reference.ropes import rope
+
 Keys = Mapping[str, Any]
 IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # within the twin's vocabulary
 
@@ -76,7 +78,7 @@ def gemma3(keys: Keys) -> Any:
         hidden_activation="gelu_pytorch_tanh", rms_norm_eps=norm["eps"],
         query_pre_attn_scalar=round(a["scale"] ** -2), sliding_window=local["window"],
         layer_types=_types(keys, local="sliding_attention", **{"global": "full_attention"}),
-        rope_parameters={"sliding_attention": _rope(local["rope"]), "full_attention": _rope(whole["rope"])},
+        rope_parameters={"sliding_attention": rope(local["rope"]), "full_attention": rope(whole["rope"])},
     )  # fmt: skip
 
 
@@ -113,20 +115,6 @@ def _types(keys: Keys, **words: str) -> list[str]:
     return [words[tile[i % len(tile)]] for i in range(keys["depth"])]
 
 
-def _rope(rope: Keys) -> dict[str, Any]:
-    assert rope["pairing"] == "half" and "dims" not in rope
-    scaling = rope.get("scaling")
-    if scaling is None:
-        return {"rope_type": "default", "rope_theta": rope["theta"]}
-    if scaling["type"] == "linear":
-        return {"rope_type": "linear", "rope_theta": rope["theta"], "factor": scaling["factor"]}
-    assert scaling["type"] == "yarn"
-    return {
-        "rope_type": "yarn", "rope_theta": rope["theta"], "original_max_position_embeddings": scaling["original"],
-        **{key: scaling[key] for key in ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor")},
-    }  # fmt: skip
-
-
 def olmo3(keys: Keys) -> Any:
     """Norms of queries and keys are no choice: all heads at once, with the eps of the others."""
     from transformers import Olmo3Config
@@ -139,7 +127,7 @@ def olmo3(keys: Keys) -> Any:
     return Olmo3Config(
         **_sizes(keys), intermediate_size=mlp["width"], hidden_act="silu", rms_norm_eps=norm["eps"],
         sliding_window=local["window"], layer_types=_types(keys, local="sliding_attention", full="full_attention"),
-        rope_parameters={"sliding_attention": _rope(local["rope"]), "full_attention": _rope(whole["rope"])},
+        rope_parameters={"sliding_attention": rope(local["rope"]), "full_attention": rope(whole["rope"])},
     )  # fmt: skip
 
 
@@ -155,7 +143,7 @@ def smollm3(keys: Keys) -> Any:
     return SmolLM3Config(
         **_sizes(keys), intermediate_size=mlp["width"], hidden_act="silu", rms_norm_eps=norm["eps"],
         attention_bias=False, mlp_bias=False, use_sliding_window=False, no_rope_layers=[int(t) for t in types],
-        rope_parameters=_rope(turned["rope"]),
+        rope_parameters=rope(turned["rope"]),
     )  # fmt: skip
 
 
