@@ -55,7 +55,7 @@ golden: $(VENV)/.test
 	$(BIN)/python -m tests.bad.renew
 
 generated: $(VENV)/.demo
-	for spec in specs/*.yaml; do $(BIN)/blockc build $$spec || exit 1; done
+	printf '%s\n' specs/*.yaml | xargs -n 1 -P $$(getconf _NPROCESSORS_ONLN) $(BIN)/blockc build
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
