@@ -144,6 +144,7 @@ def main() -> None:
     said = parser.parse_args()
     bench = Bench(_names(said.only), said.quick, _names(said.skip))
     os.environ |= {"PYTHONPATH": str(_protocol(bench.cache)), "HF_HUB_OFFLINE": "1"}
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pip compiles what it installs, and blockc runs from its sources
     cases = {name: case for name, case in CASES.items() if name == SMALL or not said.quick}
     fresh = LARGE in cases and not said.only and not (bench.cache / "models" / LARGE).is_dir()
     if fresh and shutil.disk_usage(bench.cache).free < ROOM:
