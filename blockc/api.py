@@ -25,7 +25,7 @@ from blockc.importing import config_file, read_config, spec_text
 from blockc.ir import Function, Value, called, is_call
 from blockc.ops import Add, Array
 from blockc.plan import Mode, Plan, plan
-from blockc.proof import TARGETS, Proof, prove
+from blockc.proof import Proof, prove, targets_of
 from blockc.report import Report, report
 from blockc.shrink import shrink
 from blockc.source import Finding, Mapping, SpecError, override, read
@@ -210,8 +210,7 @@ def build(
     if planned is not None and planned.mode == "pack" and target.provider is not None:
         target = replace(target, packed=True)
         planned = replace(planned, joined=model.parts(target))
-    targets = dict.fromkeys((*TARGETS, replace(target, logits="all")))
-    proved = prove(twin(model), targets=tuple(targets)) if proof or require_proof else None
+    proved = prove(twin(model), targets=targets_of(target)) if proof or require_proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
         raise NotProvedError(proved)
     place = Path(out) if out else Path("generated") / model.spec.name

@@ -17,7 +17,18 @@ from blockc.diagnostics.graph import GRAPH
 from blockc.ir import Function, GraphError, inline, parameters, render
 from blockc.ops import Array
 from blockc.ops.fused import RowQueryAttention
-from blockc.passes import Joined, Parts, Unfused, fuse, join_projections, last_token, verify, with_buffer, with_cache
+from blockc.passes import (
+    Joined,
+    Parts,
+    Unfused,
+    fuse,
+    join_projections,
+    last_token,
+    top,
+    verify,
+    with_buffer,
+    with_cache,
+)
 from blockc.source import SpecError, finding
 from blockc.spec import Spec, resolved_text
 from blockc.target import Dtype, Padding, Target
@@ -68,6 +79,8 @@ class Compiled:
             return verified(self._joined(target).function)
         if target.cache == "buffer":
             return verified(with_buffer(self.flat(replace(target, cache="joined"))))
+        if isinstance(target.logits, int):
+            return verified(top(self.flat(replace(target, logits="last")), target.logits))
         if target.logits == "last":
             return verified(last_token(self.flat(replace(target, logits="all"))))
         return self.graph if target.provider is None else verified(fuse(self.graph, target).function)

@@ -19,7 +19,7 @@ from blockc.ir import parameters
 from blockc.plan import DATA, Plan, Reference, cannot_link, joined_references, link, packed_references
 from blockc.plan import plan as make_plan
 from blockc.plan import write as write_data
-from blockc.proof import Proof, prove
+from blockc.proof import Proof, prove, targets_of
 from blockc.safetensors import Stored, shown
 from blockc.shrink import shrink
 from blockc.spec import load
@@ -179,7 +179,7 @@ def check(folder: Path, deep: bool = False) -> Checked:
         return Checked((), ("model.py",), None)
     if weights is None and model.parameters <= RUNNABLE:
         onnx = (folder / "model.onnx").read_bytes()
-        return Checked((), (), prove(model, folder / "model.py", (target, onnx)))
+        return Checked((), (), prove(model, folder / "model.py", (target, onnx), targets_of(target)))
     references = None if weights is None else _references(model, folder, weights, target)
     now = {name: text.encode() for name, text in texts(model).items()}
     now["model.onnx"] = _onnx(model, target, references)

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 Provider = Literal["cpu", "cuda"]
 Dtype = Literal["fp32", "fp16", "bf16"]
-Logits = Literal["all", "last"]
+Logits = Literal["all", "last"] | int
 Cache = Literal["joined", "buffer"]
 Padding = Literal["any", "right"]
 
@@ -18,6 +18,7 @@ DEFAULT: dict[Provider | None, Dtype] = {None: "fp32", "cpu": "fp32", "cuda": "f
 class Target:
     """`provider` names the execution provider of onnxruntime whose own operators are used; None: any runtime's.
 
+    `logits` are given of all tokens or of the last one; a number k: the k highest of the last one, and whose they are.
     `cache` is how the portable graph keeps keys and values: `joined`, past and new in a new tensor, or `buffer`, new
     ones written into a tensor of fixed length. A provider's own attention takes both. `packed` says that weights may
     be laid side by side, for they are copied: queries, keys and values are then one product. `padding` is where a
@@ -37,16 +38,24 @@ class Target:
             raise ValueError("a provider's own attention takes a buffer by itself: cache speaks of the portable graph")
         if self.provider is None and self.padding == "right":
             raise ValueError("the portable graph takes any padding: where it stands speaks of a provider's attention")
+        if self.logits not in ("all", "last") and (type(self.logits) is not int or self.logits < 1):
+            raise ValueError(f"logits {self.logits!r}: expected all, last, or how many of the highest, 1 or more")
 
     @property
     def by_rows(self) -> bool:
         return self.provider == "cuda" or self.padding == "right"
 
+    @property
+    def top(self) -> int:
+        """How many of the highest logits are given; 0: every one."""
+        return self.logits if isinstance(self.logits, int) else 0
+
 
 def target_of(said: Any) -> Target:
     """From the fields by name, as a manifest has them. Raises ValueError where they are none of a target."""
-    kinds = {"provider": (None, *get_args(Provider)), "dtype": get_args(Dtype), "logits": get_args(Logits)}
-    kinds |= {"cache": get_args(Cache), "packed": (False, True), "padding": get_args(Padding)}
-    if not isinstance(said, dict) or said.keys() != kinds.keys() or any(said[k] not in kinds[k] for k in kinds):
+    kinds = {"provider": (None, *get_args(Provider)), "dtype": get_args(Dtype), "cache": get_args(Cache)}
+    kinds |= {"packed": (False, True), "padding": get_args(Padding)}
+    wanted = kinds.keys() | {"logits"}
+    if not isinstance(said, dict) or said.keys() != wanted or any(said[k] not in kinds[k] for k in kinds):
         raise ValueError("not a target")
     return Target(**said)

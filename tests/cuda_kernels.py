@@ -19,6 +19,7 @@ SMALL = 100  # entries of an initialiser that a node on the host may read
 HALF = {"float16", "bfloat16"}
 BOOLEAN = {"And", "Equal", "GreaterOrEqual", "Less", "Not"}
 INTEGER = {"ArgMax", "Shape"}
+SECOND = {"TopK": "int64"}  # the type of the second output, where it is another
 
 
 @cache
@@ -55,9 +56,10 @@ def value_types(graph: onnx.GraphProto) -> dict[str, str]:
     types |= {t.name: word(t.data_type) for t in graph.initializer}
     for node in graph.node:
         made = result(node, types)
-        for name in node.output:
-            assert declared.get(name, made) == made, name
-            types[name] = made
+        for i, name in enumerate(node.output):
+            of_one = SECOND.get(node.op_type, made) if i == 1 else made
+            assert declared.get(name, of_one) == of_one, name
+            types[name] = of_one
     return types
 
 

@@ -35,7 +35,7 @@ from tests.test_fuse import one_node
 ROOT = Path(__file__).parent.parent
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
 CUDA = Target("cuda", "fp16")
-FORMS: tuple[Logits, ...] = ("all", "last")
+FORMS: tuple[Logits, ...] = ("all", "last", 50)
 CPU_ONLY = {MaskBias, BoundedBias, Slots, Lengths, GroupQueryAttention}  # what the fusion pass makes for the CPU alone
 
 
@@ -222,8 +222,9 @@ def test_the_full_size_graph_opens_in_a_session(name: str) -> None:
 
     The graph of the last token's logits is the other with two nodes more.
     """
-    every, last = (Counter(n.op_type for n in graph(name, "fp16", logits).graph.node) for logits in FORMS)
+    every, last, few = (Counter(n.op_type for n in graph(name, "fp16", logits).graph.node) for logits in FORMS)
     assert every <= last
+    assert few - last == Counter(TopK=1, Cast=1)
     data = graph(name, "fp16", "last").SerializeToString()
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     types = {value.name: value.type for value in session.get_inputs()}

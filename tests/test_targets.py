@@ -5,21 +5,28 @@ On unlike specs: what a target makes of an op, it makes of it in every spec.
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
-from blockc import api
+from blockc import api, folder
 from blockc.compile import Compiled, compiled
-from blockc.folder import COUNTED
+from blockc.folder import COUNTED, digest
+from blockc.ops import Arrays, Top
 from blockc.ops.fused import RowQueryAttention
-from blockc.proof import Proof, prove
-from blockc.proof.matrix import TOLERANCE
+from blockc.proof import Proof, Row, prove, targets_of
+from blockc.proof.cases import cases
+from blockc.proof.matrix import FLOATS, TOLERANCE, Truth, compare
+from blockc.proof.runners import Onnx, Oracle, Runner
 from blockc.shrink import shrink
 from blockc.spec import load
 from blockc.staging import FolderError
 from blockc.target import Target, target_of
+from blockc.weights import random_parameters
 from tests.structures import PROVIDERS, unlike
 
 ROOT = Path(__file__).parent.parent
@@ -88,6 +95,68 @@ def test_the_cpus_kernel_by_rows_lengths_is_the_oracle(name: str) -> None:
     held(name, "onnxruntime, fused, by rows", "float32")
 
 
+TOPS = (Target(logits=5), Target("cpu", logits=1), Target("cuda", "fp16", logits=4), Target(cache="buffer", logits=3))
+
+
+def rows_of(name: str, target: Target) -> list[Row]:
+    """The oracle on a target's function, and its graph in onnxruntime, in fp32 too."""
+    model = twin(name)
+    truth, function = Truth(model, random_parameters(model.function, 20)), model.flat(target)
+    runners: list[Runner] = [Oracle(function)]
+    for dtype in dict.fromkeys((target.dtype, "fp32")):
+        runners.append(Onnx(model.onnx(target, dtype=dtype), function, dtype=FLOATS[dtype]))
+    several = [case for case in cases(model.spec.top.vocab, cached=True) if not case.labels and case.name != "chunked"]
+    return [compare(truth, runner, case) for runner in runners for case in several]
+
+
+@pytest.mark.parametrize("name", ["gemma2-9b", "gpt2"])
+@pytest.mark.parametrize("target", TOPS)
+def test_the_highest_logits_are_the_oracles(name: str, target: Target) -> None:
+    """Of each row's last token, in every way of feeding: their values, whose they are, and that no other is higher."""
+    rows = rows_of(name, target)
+    assert {row.dtype for row in rows} == {"float64", "float32", FLOATS[target.dtype]}
+    assert {row.variant for row in rows} == CASES
+    for row in rows:
+        assert row.holds, row
+        assert row.dtype == "float16" or row.agreement == 1
+
+
+@pytest.mark.parametrize("wrong", ["unsorted", "others", "twice"])
+def test_the_proof_sees_other_logits_than_the_highest(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(self: Top, args: Arrays, params: Arrays) -> Arrays:
+        tokens = np.argsort(-args[0], axis=-1, kind="stable")[..., : self.k]
+        tokens = tokens[..., {"unsorted": [1, 0, 2, 3, 4], "twice": [0, 0, 1, 2, 3]}.get(wrong, [0, 1, 2, 3, 4])]
+        values = np.take_along_axis(args[0], tokens, axis=-1)
+        return values, (tokens + 1) % args[0].shape[-1] if wrong == "others" else tokens
+
+    monkeypatch.setattr(Top, "numpy", planted)
+    assert not any(row.holds for row in rows_of("gpt2", TOPS[0]) if row.backend == "oracle")
+
+
+def test_a_build_is_proved_in_the_form_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in a folder is run as it lies there, whatever its target: that it gives other logits is seen."""
+
+    def own(model: Compiled, path: Path, given: tuple[Target, bytes], targets: tuple[Target, ...]) -> Proof:
+        assert targets == targets_of(given[0])
+        return prove(model, path, given, targets[-1:])
+
+    monkeypatch.setattr(folder, "prove", own)
+    forms = (Target(), CUDA, replace(CUDA, logits="last"), replace(CUDA, logits=4))
+    assert [len(targets_of(target)) for target in forms] == [2, 3, 3, 4]
+    api.build(twin("gpt2"), tmp_path, target=replace(CUDA, logits=4), proof=False)
+    path, manifest = tmp_path / "model.onnx", json.loads((tmp_path / "manifest.json").read_text())
+    model = onnx.load(path)
+    top = next(n for n in model.graph.node if n.op_type == "TopK")
+    next(a for a in top.attribute if a.name == "largest").i = 0
+    path.write_bytes(model.SerializeToString())
+    manifest["files"]["model.onnx"] = digest(path.read_bytes())
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    proof = api.verify(tmp_path).proof
+    assert proof is not None
+    wrong = {(row.backend, row.dtype) for row in proof.rows if not row.holds}
+    assert wrong == {("onnxruntime, fused, for cuda, top 4", "float16")}
+
+
 def test_what_is_packed() -> None:
     for name in SPECS:
         model = compiled(load(ROOT / "specs" / f"{name}.yaml"))
@@ -128,10 +197,12 @@ def test_a_target_is_read_back_or_refused() -> None:
         "padding": "any"
     }
     assert target_of(fields) == Target("cuda", "bf16", "last")
+    assert target_of(fields | {"logits": 50}) == Target("cuda", "bf16", 50)
     for wrong in (
         None,
         {},
         {**fields, "dtype": "fp8"},
+        *({**fields, "logits": logits} for logits in ("first", 0, True, 2.0, None, [])),
         {**fields, "more": 1},
         {**fields, "cache": "buffer"},
         {**fields, "provider": None, "padding": "right"},

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Set, SpecPath, app, model_file, plain, stop, there
 
-
-class Logits(StrEnum):
-    all = "all"
-    last = "last"
+if TYPE_CHECKING:
+    from blockc.target import Logits
 
 
 class Provider(StrEnum):
@@ -53,8 +51,12 @@ def build(
         Path | None, typer.Option(metavar="DIR", help="Where to write; generated/<name> by default.")
     ] = None,
     logits: Annotated[
-        Logits, typer.Option(help="model.onnx gives logits of all tokens or of the last one.")
-    ] = Logits.all,
+        str,
+        typer.Option(
+            metavar="all|last|K",
+            help="model.onnx gives logits of all tokens, of the last one, or the K highest of that and whose they are.",
+        ),
+    ] = "all",
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Write without proving the twin.")] = False,
     require_proof: Annotated[
         bool, typer.Option("--require-proof", help="Fail where a backend to prove with is missing.")
@@ -129,7 +131,7 @@ def build(
     target = Target(
         provider,
         DEFAULT[provider] if dtype is None else dtype.value,
-        logits.value,
+        _logits(logits),
         "joined" if cache is None else cache.value,
         padding=padding.value,
     )
@@ -153,3 +155,11 @@ def build(
     for path in built.files:
         print(f"{path}  {path.stat().st_size:,} bytes")
     print(built.line)
+
+
+def _logits(said: str) -> Logits:
+    if said == "all" or said == "last":
+        return said
+    if said.isascii() and said.isdigit() and int(said) > 0:
+        return int(said)
+    return stop(USAGE, f"--logits {said}: expected all, last, or how many of the highest, 1 or more")

@@ -151,6 +151,9 @@ class _Counting:
     def narrowed(self, value: OnnxValue) -> None:
         self.nodes[self.path] += self.casts
 
+    def widened(self, value: OnnxValue) -> None:
+        self.nodes[self.path] += self.casts
+
 
 class _Emitter:
     def __init__(
@@ -165,6 +168,7 @@ class _Emitter:
         self.builder = _Builder(real)
         self.types: dict[Dtype, int] = {
             "float": real,
+            "float32": TensorProto.FLOAT,
             "int": TensorProto.INT64,
             "int32": TensorProto.INT32,
             "bool": TensorProto.BOOL,
@@ -279,3 +283,6 @@ class _Builder:
 
     def narrowed(self, value: _Value) -> _Value:
         return value if self.float == TensorProto.FLOAT else self.op("Cast", value, to=self.float)
+
+    def widened(self, value: _Value) -> _Value:
+        return value if self.float == TensorProto.FLOAT else self.op("Cast", value, to=TensorProto.FLOAT)

@@ -21,7 +21,7 @@ from blockc.source import Place
 if TYPE_CHECKING:
     from blockc.ops.base import Op
 
-Dtype = Literal["float", "int", "int32", "bool"]
+Dtype = Literal["float", "float32", "int", "int32", "bool"]
 _serial = itertools.count()
 
 
@@ -35,7 +35,7 @@ class GraphError(Exception):
 
 @dataclass(frozen=True)
 class Type:
-    """What a value is: dtype (float is the model's own, int is int64, int32 for kernels) and symbolic shape."""
+    """What a value is: dtype (float is the model's own, int is int64, float32 and int32 themselves), symbolic shape."""
 
     dtype: Dtype
     shape: tuple[Dim, ...]

@@ -19,6 +19,7 @@ from blockc.ops.position import (
 )
 from blockc.ops.scaling import LinearScaling, Llama3Scaling, LongropeScaling, Scaling, YarnScaling
 from blockc.ops.sinks import SinkAttention, Sinks
+from blockc.ops.top import Top
 
 # Every op with a meaning of its own: the parametrised test runs over the samples of each.
 ALL: tuple[type[Op], ...] = (
@@ -30,7 +31,9 @@ ALL: tuple[type[Op], ...] = (
     QueryPositions, KeyPositions, Visible, VisibleBothWays, Alibi, Shift, Sinusoidal, RotaryTable, Rotary,
     RotaryInterleaved,
     # attention
-    SplitHeads, Attention, Sinks, SinkAttention, MergeHeads, Extend, LastIndex, TakeToken,
+    SplitHeads, Attention, Sinks, SinkAttention, MergeHeads, Extend,
+    # the last token
+    LastIndex, TakeToken, Top,
 )  # fmt: skip
 
 __all__ = [
@@ -39,5 +42,5 @@ __all__ = [
     "LinearScaling", "Llama3Scaling", "LongropeScaling", "MergeHeads", "Mul", "OnnxBuilder", "OnnxValue", "Op",
     "QueryPositions", "Relu", "Relu2", "RmsNorm", "Rotary", "RotaryInterleaved", "RotaryTable", "Sample", "Scale",
     "Scaling", "Shift", "Silu", "SinkAttention", "Sinks", "Sinusoidal", "Softcap", "SplitHeads", "State",
-    "TakeToken", "TokenAxes", "Visible", "VisibleBothWays", "YarnScaling",
+    "TakeToken", "TokenAxes", "Top", "Visible", "VisibleBothWays", "YarnScaling",
 ]  # fmt: skip

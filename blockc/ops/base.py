@@ -51,6 +51,10 @@ class OnnxBuilder(Protocol):
         """An fp32 value in the model's own float type."""
         ...
 
+    def widened(self, value: OnnxValue) -> OnnxValue:
+        """A value of the model's own float type in fp32."""
+        ...
+
 
 @dataclass(frozen=True)
 class TokenAxes:

@@ -6,9 +6,10 @@ from blockc.passes.cache import with_cache
 from blockc.passes.fuse import Fused, Unfused, fuse
 from blockc.passes.join import Joined, Parts, join_projections
 from blockc.passes.last_token import last_token
+from blockc.passes.top import TOKENS, VALUES, top
 from blockc.passes.verify import verify
 
 __all__ = [
-    "WHERE", "Fused", "Joined", "Parts", "Unfused", "fuse", "inline", "join_projections", "last_token", "verify",
-    "with_buffer", "with_cache",
+    "TOKENS", "VALUES", "WHERE", "Fused", "Joined", "Parts", "Unfused", "fuse", "inline", "join_projections",
+    "last_token", "top", "verify", "with_buffer", "with_cache",
 ]  # fmt: skip

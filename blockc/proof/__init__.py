@@ -1,5 +1,5 @@
 """The proof that what was emitted is what the spec says."""
 
-from blockc.proof.matrix import TARGETS, Proof, Row, prove
+from blockc.proof.matrix import TARGETS, Proof, Row, prove, targets_of
 
-__all__ = ["TARGETS", "Proof", "Row", "prove"]
+__all__ = ["TARGETS", "Proof", "Row", "prove", "targets_of"]

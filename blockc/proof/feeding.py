@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockc.ir import Function, Node, S
-from blockc.ops import Array, Input
+from blockc.ops import Array, Input, Top
 from blockc.ops.fused import RowQueryAttention
-from blockc.passes import WHERE
+from blockc.passes import TOKENS, VALUES, WHERE
 from blockc.proof.cases import Case
 
 Arrays = dict[str, Array]
@@ -97,15 +97,30 @@ def empty_pasts(function: Function, case: Case, dtype: np.dtype | type = np.floa
 def chunked(
     function: Function, case: Case, call: Callable[[Arrays], Arrays], dtype: np.dtype | type = np.float32
 ) -> Array:
-    """Logits in the columns of the case, (B, length, V); of a graph that gives one a call, (B, calls, V)."""
+    """Logits in the columns of the case, (B, length, V); of a graph that gives one a call, (B, calls, V).
+
+    Of a graph that gives the highest alone the others are -inf.
+    """
     state = empty_pasts(function, case, dtype)
     every = function.outputs[0][1].type.shape[1] == S
     parts: list[Array] = []
     for feed in feeds(function, case):
         outputs = call(feed.inputs | state)
-        parts.append(_placed(outputs["logits"], feed.columns) if every else outputs["logits"])
+        logits = _scattered(function, outputs) if VALUES in outputs else outputs["logits"]
+        parts.append(_placed(logits, feed.columns) if every else logits)
         state = {name: outputs[name.replace("past_key_values", "present")] for name in state}
     return np.concatenate(parts, axis=1)
+
+
+def _scattered(function: Function, outputs: Arrays) -> Array:
+    """(B, 1, k) as (B, 1, V), -inf elsewhere; NaN where they are not in order, or two of one token."""
+    values, tokens = outputs[VALUES], outputs[TOKENS]
+    (vocab,) = (n.inputs[0].type.shape[-1].at({}) for n in function.nodes if isinstance(n.op, Top))
+    whole = np.full((*values.shape[:-1], vocab), -np.inf, values.dtype)
+    np.put_along_axis(whole, tokens, values, axis=-1)
+    twice = np.isfinite(whole).sum(axis=-1) < values.shape[-1]
+    whole[twice | (np.diff(values, axis=-1) > 0).any(axis=-1)] = np.nan
+    return whole
 
 
 def _placed(logits: Array, columns: Array) -> Array:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from blockc.compile import PORTABLE, Compiled
-from blockc.ops import Array
+from blockc.ops import Array, Top
 from blockc.ops.fused import GroupQueryAttention, RowQueryAttention
 from blockc.proof.cases import Case, cases
 from blockc.proof.feeding import pasts
@@ -125,6 +125,11 @@ class Proof:
         }
 
 
+def targets_of(target: Target) -> tuple[Target, ...]:
+    """What a build is proved on: any runtime's graph, the CPU's, its own, and that again where it gives few logits."""
+    return tuple(dict.fromkeys((*TARGETS, replace(target, logits="all"), *([target] if target.top else []))))
+
+
 def prove(
     twin: Compiled,
     model_py: Path | None = None,
@@ -174,11 +179,11 @@ def _of_target(
     """A target's function by the oracle, if it is not the served one, and its graphs in onnxruntime."""
     if target.cache == "buffer" and not pasts(twin.graph):
         return
-    if target.provider is not None or target.cache == "buffer":
+    if target.provider is not None or target.cache == "buffer" or target.top:
         yield Oracle(twin.flat(target), f"oracle{_words(target)}", parts=twin.parts(target))
     if "onnxruntime" in missing or target.dtype not in FLOATS:
         return
-    for logits in ("all", "last"):
+    for logits in (target.logits,) if target.top else ("all", "last"):
         one = replace(target, logits=logits)
         model = given[1] if given is not None and given[0] == one else twin.onnx(one)
         yield Onnx(model, twin.flat(one), f"onnxruntime{_words(one)}", FLOATS[one.dtype], twin.parts(one))
@@ -198,6 +203,7 @@ def _words(target: Target) -> str:
         "packed": target.packed,
         "buffer": target.cache == "buffer",
         "last token": target.logits == "last",
+        f"top {target.top}": target.top > 0,
     }
     return "".join(f", {word}" for word, holds in said.items() if holds)
 
@@ -210,10 +216,14 @@ def _cannot(runner: Runner, case: Case) -> str:
     return ""
 
 
+def _gives_top(runner: Runner) -> bool:
+    return any(isinstance(n.op, Top) for n in runner.function.nodes)
+
+
 def _cases(runner: Runner, twin: Compiled) -> Iterator[Case]:
-    """The loss is PyTorch's alone: an ONNX graph has no labels."""
+    """The loss is PyTorch's alone: an ONNX graph has no labels. It also wants the logits of all tokens."""
     for case in cases(twin.spec.top.vocab, cached=bool(pasts(twin.served))):
-        if not case.labels or not isinstance(runner, Onnx):
+        if not case.labels or not (isinstance(runner, Onnx) or _gives_top(runner)):
             yield case
 
 
@@ -245,6 +255,8 @@ def compare(oracle: Truth, runner: Runner, case: Case) -> Row:
             runner.name, case.name, dtype, float("inf"), 0.0, TOLERANCE[dtype], f"{type(error).__name__}: {first[:200]}"
         )
     wanted, got = _rows(case, truth, answer.logits)
+    if _gives_top(runner):
+        got = [_filled(w, g) for w, g in zip(wanted, got, strict=True)]
     spread = float(np.std(np.concatenate(truth)))
     error = (
         max(float(np.max(np.abs(w - g))) if np.isfinite(g).all() else np.inf for w, g in zip(wanted, got, strict=True))
@@ -274,6 +286,12 @@ def _rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[Array], l
                 wanted.append(truth[i][last : last + 1])
                 got.append(logits[i, chunk : chunk + 1])
     return wanted, got
+
+
+def _filled(wanted: Array, got: Array) -> Array:
+    """Where a graph gives the highest logits alone, any other must not be above the least of them."""
+    least = np.where(np.isneginf(got), np.inf, got).min(axis=-1, keepdims=True)
+    return np.where(np.isneginf(got), np.minimum(wanted, least), got)
 
 
 def first_difference(runner: Runner, case: Case, params: Params) -> str:

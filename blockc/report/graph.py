@@ -120,5 +120,5 @@ class Bytes:
     sizes: Mapping[str, int]
 
     def __call__(self, type_: Type) -> int:
-        each = {"float": self.number, "int": 8, "int32": 4, "bool": 1}[type_.dtype]
+        each = {"float": self.number, "float32": 4, "int": 8, "int32": 4, "bool": 1}[type_.dtype]
         return product(type_.shape).at(self.sizes) * each
