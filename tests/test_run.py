@@ -273,6 +273,25 @@ def test_run_draws_the_same_text_for_the_same_seed(folder: Path, capsys: pytest.
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_run_goes_on_from_the_highest_logits_alone(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = tmp_path / "few"
+    built = ("build", str(folder.parent / "out" / "spec.resolved.yaml"), "--weights", str(folder.parent / "in"))
+    assert guarded(lambda: app([*built, "--logits", "5", "--out", str(few), "--no-verify"], standalone_mode=False)) == 0
+    drawing = ("--temperature", "1.2", "--seed", "1")
+    for arguments in ((), (*drawing, "--top-k", "5")):
+        texts: list[str] = []
+        capsys.readouterr()
+        for where in (folder, few):
+            assert run(where, "--prompt", PROMPT, "--tokens", "9", *arguments) == 0
+            texts.append(capsys.readouterr().out)
+        assert texts[0] == texts[1]
+    for arguments in (drawing, (*drawing, "--top-k", "6")):
+        assert run(few, "--prompt", PROMPT, "--tokens", "9", *arguments) == 1
+        assert "it gives the 5 highest logits of a token, and " in capsys.readouterr().err
+
+
 def test_run_ends_with_what_ends_a_text_and_says_when_nothing_does(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -310,6 +329,8 @@ def test_what_would_move_a_cursor_does_not_reach_the_terminal(folder: Path, caps
     ("arguments", "code", "said"),
     [
         (["--prompt", "a", "--ep", "cuda"], 3, "onnxruntime-gpu[cuda,cudnn]"),
+        (["--prompt", "a", "--cuda-graph"], 2, "--cuda-graph is for --ep cuda"),
+        (["--prompt", "a", "--ep", "cuda", "--cuda-graph"], 1, "a CUDA graph is one of --ep cuda, both of the build"),
         (["--prompt", "abc", "--tokens", "126"], 1, "a prompt of 3 tokens and --tokens 126 make 129, and the model's "
          "context is 128"),
         (["--prompt", ""], 2, "--prompt is empty"),

@@ -176,15 +176,24 @@ def test_a_cache_is_one_buffer_and_steps_take_no_memory(target: str, folders: di
     assert held is not None and held.length == 7 + NEW
     assert held.in_place
     session.decode([1, 2, 3])
-    small = {name: held.flat.ctypes.data for name, held in session.inputs.items()}
+    step = session.step
+    assert (step is not None) == session.model.fixed == (session.model.feeding != "joined")
+    inputs, outputs = (step.inputs, step.outputs) if step else (session.inputs, session.outputs)
+    binding = step.binding if step else held.binding
+
+    def small() -> dict[str, int]:
+        return {name: tensor.value.data_ptr() for name, tensor in (*inputs.items(), *outputs.items())}
+
     pasts = {past.present: held.buffers[past.name].data_ptr() for past in session.model.pasts}
+    before = small()
     for _ in range(NEW - 1):
         session.decode([1, 2, 3])
-        logits, *presents = held.binding.get_outputs()
+        logits, *presents = binding.get_outputs()
         assert {p.present: value.data_ptr() for p, value in zip(session.model.pasts, presents, strict=True)} == pasts
         assert {value.shape()[2] for value in presents} == {7 + NEW}
-        assert logits.data_ptr() == session.logits.flat.ctypes.data
-        assert {name: held.flat.ctypes.data for name, held in session.inputs.items()} == small
+        assert logits.data_ptr() == outputs["logits"].value.data_ptr()
+        assert small() == before
+        assert session.step is step
 
 
 def test_in_a_mixed_model_each_layer_keeps_its_cache_as_it_can(folders: dict[tuple[str, str], Path]) -> None:

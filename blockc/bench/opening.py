@@ -94,6 +94,7 @@ def _foreign(folder: Path, provider: Provider, threads: int, shared: bool, prepa
     shape = outputs["logits"].shape
     if len(shape) != 3 or not isinstance(shape[2], int):
         raise SessionError(f"{folder}: logits are {shape}, and the vocabulary is wanted as the third number")
+    element = _FLOATS[kinds.pop()]
     return Opened(
         name=folder.name,
         context=_genai(folder, "context_length") or _UNKNOWN,
@@ -103,7 +104,8 @@ def _foreign(folder: Path, provider: Provider, threads: int, shared: bool, prepa
         one_row=True,
         last=shape[1] == 1,
         inputs=frozenset(names) & frozenset(_INPUTS),
-        element=_FLOATS[kinds.pop()],
+        outputs={"logits": (element, shape[2])},
+        element=element,
         pasts=pasts,
         session=session,
     )

@@ -36,6 +36,10 @@ def run(
     ],
     tokens: Annotated[int, typer.Option(min=1, metavar="N", help="The most tokens to add to each prompt.")] = 128,
     ep: Annotated[Ep, typer.Option(help="The provider of onnxruntime to run on.")] = Ep.cpu,
+    cuda_graph: Annotated[
+        bool,
+        typer.Option("--cuda-graph", help="Capture the decode step as a CUDA graph, of a build with --logits K."),
+    ] = False,
     temperature: Annotated[
         float, typer.Option(min=0.0, metavar="T", help="Draw from softmax(logits / T); 0: always the likeliest token.")
     ] = 0.0,
@@ -62,13 +66,15 @@ def run(
     """Print what a model with weights writes behind a prompt, and on standard error how fast."""
     if system is not None and not chat:
         stop(USAGE, "--system is told to an assistant: give --chat too")
+    if cuda_graph and ep != Ep.cuda:
+        stop(USAGE, "--cuda-graph is for --ep cuda")
     choose = _choose(temperature, top_k, top_p, seed)
     texts = _texts(prompt)
     from blockc.runtime import ProviderError, Session, SessionError
     from blockc.runtime.text import Tokenizer
 
     try:
-        session = Session(there(folder), ep.value, threads, prepack)
+        session = Session(there(folder), ep.value, threads, prepack, cuda_graph)
         tokenizer = Tokenizer(folder)
         prompts = [_ids(folder, tokenizer, text, chat, system) for text in texts]
         _refuse_long(max(map(len, prompts)), tokens, session.context)

@@ -41,6 +41,30 @@ class Held:
             self.value = on_cpu(self.array, self.element)
         return self.array
 
+    def write(self, array: Array) -> None:
+        self.shaped(*array.shape)[:] = array
+
+    def read(self) -> Array:
+        return self.array
+
+
+class Placed:
+    """A tensor of one shape in a provider's memory, written from the CPU and read there by copying."""
+
+    def __init__(self, element: int, shape: tuple[int, ...], provider: str) -> None:
+        from onnxruntime import OrtValue
+
+        self.shape = shape
+        self.value: Any = OrtValue.ortvalue_from_shape_and_type(shape, element, provider, 0)
+
+    def write(self, array: Array) -> None:
+        if array.shape != self.shape:  # onnxruntime does not look
+            raise ValueError(f"an array of {array.shape} for a tensor of {self.shape}")
+        self.value.update_inplace(np.ascontiguousarray(array))
+
+    def read(self) -> Array:
+        return self.value.numpy()
+
 
 class Cache:
     """Keys and values of all layers, `length` tokens long, bound as past and present of every call.
@@ -52,7 +76,8 @@ class Cache:
     def __init__(self, model: Opened, rows: int, length: int) -> None:
         self.model, self.rows, self.length = model, rows, length
         self.binding = model.session.io_binding()
-        self.binding.bind_output("logits", "cpu")  # the first of the outputs, as they come back
+        for name in model.outputs:
+            self.binding.bind_output(name, "cpu")  # the first of the outputs, as they come back
         self.buffers: dict[str, Any] = {}
         for past in model.pasts:
             if past.in_place:
@@ -64,15 +89,17 @@ class Cache:
     def in_place(self) -> bool:
         return all(past.in_place for past in self.model.pasts)
 
-    def run(self, inputs: Mapping[str, Any], logits: Any) -> None:
-        """One call. Its new keys and values are then here, and its logits in the memory that was given for them."""
-        for name, value in inputs.items():
-            self.binding.bind_ortvalue_input(name, value)
-        self.binding.bind_ortvalue_output("logits", logits)
-        self.model.session.run_with_iobinding(self.binding)
+    def run(self, inputs: Mapping[str, Held], outputs: Mapping[str, Held]) -> None:
+        """One call. Its new keys and values are then here, and what else comes out in the memory that is given."""
+        for name, held in inputs.items():
+            self.binding.bind_ortvalue_input(name, held.value)
+        for name, held in outputs.items():
+            self.binding.bind_ortvalue_output(name, held.value)
+        self.model.session.run_with_iobinding(self.binding, self.model.options(-1))
         self.binding.synchronize_outputs()
         if not self.in_place:
-            for past, value in zip(self.model.pasts, self.binding.get_outputs()[1:], strict=True):
+            presents = self.binding.get_outputs()[len(outputs) :]
+            for past, value in zip(self.model.pasts, presents, strict=True):
                 if not past.in_place:
                     self._pass_on(past, value)
 
@@ -84,6 +111,13 @@ class Cache:
             if past.in_place:
                 self._fix(past, np.pad(self.buffers[past.name].numpy(), ((0, 0), (0, 0), (0, longer), (0, 0))))
 
+    def bind(self, binding: Any, past: Past) -> None:
+        """A buffer as past and present, by its address: of bf16 NumPy knows the bits alone."""
+        address = self.buffers[past.name].data_ptr()
+        place = (self.model.provider, 0, self.model.element, self._shape(past), address)
+        binding.bind_input(past.name, *place)
+        binding.bind_output(past.present, *place)
+
     def _shape(self, past: Past) -> tuple[int, ...]:
         return self.rows, past.heads, self.length if past.in_place else 0, past.head_dim
 
@@ -93,17 +127,11 @@ class Cache:
         return OrtValue.ortvalue_from_shape_and_type(self._shape(past), self.model.element, self.model.provider, 0)
 
     def _fix(self, past: Past, array: Array) -> None:
-        """The array as past and present of all calls. On the CPU it is the buffer; elsewhere its copy is.
-
-        Bound by its address: of bf16 NumPy knows the bits alone.
-        """
+        """The array as past and present of all calls. On the CPU it is the buffer; elsewhere its copy is."""
         from onnxruntime import OrtValue
 
-        value: Any = OrtValue.ortvalue_from_numpy(array, self.model.provider, 0)
-        place = (self.model.provider, 0, self.model.element, self._shape(past), value.data_ptr())
-        self.binding.bind_input(past.name, *place)
-        self.binding.bind_output(past.present, *place)
-        self.buffers[past.name] = value
+        self.buffers[past.name] = OrtValue.ortvalue_from_numpy(array, self.model.provider, 0)
+        self.bind(self.binding, past)
 
     def _pass_on(self, past: Past, value: Any) -> None:
         """The next call's past, and a present that onnxruntime finds memory for."""

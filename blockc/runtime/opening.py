@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from blockc.checkpoint import linked_checkpoint
+from blockc.passes import TOKENS, VALUES
 from blockc.target import Provider, Target, target_of
 from blockc.weights import CheckpointError
 
@@ -20,6 +21,7 @@ PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAEx
 _CUDA = {"use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
 _IN_PLACE = ("GroupQueryAttention", "TensorScatter")  # what writes into the buffer that it reads
 _QUIET = 4
+FLOAT, INT64 = 1, 7  # onnx's numbers
 
 
 class SessionError(Exception):
@@ -48,6 +50,7 @@ class Opened:
     `joined`: attention_mask (B, T) has a column for each call's new tokens, the same for all rows. `buffer`: it is as
     long as the cache, and write_indices say where each row's new tokens go. `rows`: each row's tokens stand at the
     left, in the mask and in the cache. `one_row`: a kernel takes several new tokens on a past in one row only.
+    `captured`: decode steps are replayed as a CUDA graph.
     """
 
     name: str
@@ -58,13 +61,35 @@ class Opened:
     one_row: bool
     last: bool  # logits of the last token alone
     inputs: frozenset[str]
+    outputs: Mapping[str, tuple[int, int]]  # beside the cache: onnx's number of the type, and the last axis
     element: int  # onnx's number of the float type
     pasts: tuple[Past, ...]
     session: Any
+    captured: bool = False
+
+    @property
+    def fixed(self) -> bool:
+        """A decode step's shapes and addresses stay: all layers write in place, and the mask may be as long as they."""
+        return self.feeding != "joined" and all(past.in_place for past in self.pasts)
+
+    @property
+    def top(self) -> int:
+        """How many of the highest logits come, largest first; 0: all do."""
+        return self.outputs[TOKENS][1] if TOKENS in self.outputs else 0
+
+    def options(self, graph: int) -> Any:
+        """Of a call: the number of its capture, -1 for a call that is not captured."""
+        if not self.captured:
+            return None
+        import onnxruntime
+
+        options: Any = onnxruntime.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(graph))
+        return options
 
 
-def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool) -> Opened:
-    """Raises SessionError."""
+def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool, capture: bool = False) -> Opened:
+    """`capture` makes the session one whose decode steps are CUDA graphs. Raises SessionError."""
     manifest = _json(folder / "manifest.json", "so no finished build")
     report = _json(folder / "report.json", "so no whole build")
     try:
@@ -73,7 +98,7 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool)
             manifest.get("weights"),
             manifest["padding"] == "right",
         )
-        name, context = str(manifest["name"]), int(report["context"])
+        name, context, vocab = str(manifest["name"]), int(report["context"]), int(report["vocab"])
         if weights is not None:
             _compare(folder, weights)
     except (KeyError, TypeError, ValueError):
@@ -81,7 +106,9 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool)
     if weights is None:
         raise SessionError(_without_weights(folder))
     _refuse(folder, target, provider)
-    session = session_at(folder / "model.onnx", provider, threads, prepack)
+    if capture:
+        _refuse_capture(folder, target, provider)
+    session = session_at(folder / "model.onnx", provider, threads, prepack, capture)
     readers = _readers(folder / "model.onnx")
     pasts = tuple(
         Past(v.name, v.name.replace("past_key_values", "present"), v.shape[1], v.shape[3], _in_place(readers[v.name]))
@@ -93,19 +120,26 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool)
             f"{folder}: the model has no cache, as one that looks both ways has none: nothing to go on from"
         )
     inputs = frozenset(v.name for v in session.get_inputs()) - {past.name for past in pasts}
-    return Opened(
+    element = {"fp32": FLOAT, "fp16": 10, "bf16": 16}[target.dtype]
+    kinds = {"logits": element, VALUES: FLOAT, TOKENS: INT64}
+    model = Opened(
         name=name,
         context=context,
-        vocab=session.get_outputs()[0].shape[2],
+        vocab=vocab,
         provider=provider,
         feeding="rows" if by_rows else "buffer" if "write_indices" in inputs else "joined",
         one_row=any("GroupQueryAttention" in readers[past.name] for past in pasts),
-        last=target.logits == "last",
+        last=target.logits != "all",
         inputs=inputs,
-        element={"fp32": 1, "fp16": 10, "bf16": 16}[target.dtype],
+        outputs={v.name: (kinds[v.name], v.shape[2]) for v in session.get_outputs() if v.name in kinds},
+        element=element,
         pasts=pasts,
         session=session,
+        captured=capture,
     )
+    if capture and not model.fixed:
+        raise SessionError(f"{folder}: a layer's cache is a new tensor at each step, and a CUDA graph wants fixed ones")
+    return model
 
 
 def _json(path: Path, without: str) -> dict[str, Any]:
@@ -155,7 +189,18 @@ def _refuse(folder: Path, target: Target, provider: Provider) -> None:
         raise SessionError(f"{folder}: was built for the CPU: build it with --ep cuda")
 
 
-def session_at(path: Path, provider: Provider, threads: int | None, prepack: bool) -> Any:
+def _refuse_capture(folder: Path, target: Target, provider: Provider) -> None:
+    """What a CUDA graph cannot be made of: nodes that run elsewhere, and results that would be copied out of it."""
+    if provider != "cuda" or target.provider != "cuda":
+        raise SessionError(f"{folder}: a CUDA graph is one of --ep cuda, both of the build and of the run")
+    if not target.top:
+        raise SessionError(
+            f"{folder}: gives all logits of a token, which a CUDA graph would leave on the device: build it with "
+            "--logits K, for the K highest"
+        )
+
+
+def session_at(path: Path, provider: Provider, threads: int | None, prepack: bool, capture: bool = False) -> Any:
     """The model in onnxruntime; without `prepack` its matrices stay as they lie in their files. Raises SessionError."""
     import onnxruntime
 
@@ -166,7 +211,8 @@ def session_at(path: Path, provider: Provider, threads: int | None, prepack: boo
         options.intra_op_num_threads = threads
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
-    wanted = [(PROVIDERS["cuda"], _CUDA)] if provider == "cuda" else []
+    settings = _CUDA | ({"enable_cuda_graph": "1"} if capture else {})
+    wanted = [(PROVIDERS["cuda"], settings)] if provider == "cuda" else []
     try:
         session: Any = onnxruntime.InferenceSession(path, options, providers=[*wanted, PROVIDERS["cpu"]])
     except Exception as error:  # onnxruntime's errors have no common base

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from blockc.ops import Array
 
-Choose = Callable[[Array], Array]  # (B, V) -> (B)
+
+@dataclass(frozen=True)
+class Top:
+    """Each row's K highest logits (B, K), largest first and of equal ones the lowest token, and their tokens (B, K)."""
+
+    logits: Array
+    tokens: Array
+
+    def argmax(self, axis: int = -1) -> Array:
+        """The likeliest token of each row, as of logits of every token."""
+        return self.tokens[:, 0]
 
 
-def greedy(logits: Array) -> Array:
+Logits = Array | Top  # (B, V), or the highest of them
+Choose = Callable[[Logits], Array]  # a token of each row: (B)
+
+
+def greedy(logits: Logits) -> Array:
     """argmax of each row"""
     return logits.argmax(axis=-1)
 
@@ -20,7 +35,8 @@ class Sampler:
     """t ~ softmax(logits / temperature), cut to the top_k likeliest, of these to the fewest that sum up to top_p.
 
     Each row draws from a stream of its own, seeded by `seed` and its number: a prompt gets the same text in a batch as
-    alone in its place. Raises ValueError for what is no such number.
+    alone in its place, and of the highest logits alone the one that it gets of all. Raises ValueError for what is no
+    such number, and for logits that are fewer than top_k.
     """
 
     def __init__(
@@ -36,9 +52,19 @@ class Sampler:
         self.seeds = np.random.SeedSequence(seed)
         self.streams: list[np.random.Generator] = []
 
-    def __call__(self, logits: Array) -> Array:
-        self.streams += [np.random.default_rng(s) for s in self.seeds.spawn(len(logits) - len(self.streams))]
-        return np.array([self._drawn(row, stream) for row, stream in zip(logits, self.streams, strict=False)])
+    def lacks(self, k: int) -> str:
+        """Why the k highest logits are too few to draw from, or nothing."""
+        if self.top_k is None:
+            return f"it gives the {k} highest logits of a token, and without top_k all are drawn from"
+        return f"it gives the {k} highest logits of a token, and top_k is {self.top_k}" if self.top_k > k else ""
+
+    def __call__(self, logits: Logits) -> Array:
+        rows = logits.logits if isinstance(logits, Top) else logits
+        if isinstance(logits, Top) and (why := self.lacks(rows.shape[-1])):
+            raise ValueError(f"the graph cannot be drawn from: {why}")
+        self.streams += [np.random.default_rng(s) for s in self.seeds.spawn(len(rows) - len(self.streams))]
+        drawn = np.array([self._drawn(row, stream) for row, stream in zip(rows, self.streams, strict=False)])
+        return logits.tokens[np.arange(len(rows)), drawn] if isinstance(logits, Top) else drawn
 
     def _drawn(self, row: Array, stream: np.random.Generator) -> int:
         tokens, odds = self.left(row)
@@ -47,9 +73,7 @@ class Sampler:
 
     def left(self, row: Array) -> tuple[Array, Array]:
         """What may be drawn of a row of logits (V), and the probability of each."""
-        tokens = np.arange(len(row))
-        if self.top_k is not None and self.top_k < len(row):
-            tokens = np.argpartition(row, -self.top_k)[-self.top_k :]
+        tokens = np.arange(len(row)) if self.top_k is None else highest(row, min(self.top_k, len(row)))
         scaled = row[tokens].astype(np.float64) / self.temperature
         odds = np.exp(scaled - scaled.max())
         odds /= odds.sum()
@@ -59,3 +83,10 @@ class Sampler:
             kept = order[before < self.top_p]
             tokens, odds = tokens[kept], odds[kept] / odds[kept].sum()
         return tokens, odds
+
+
+def highest(row: Array, k: int) -> Array:
+    """Where the k largest of a row are, the largest first, of equal ones the first."""
+    least = np.partition(row, -k)[-k]
+    found = np.flatnonzero(row >= least)
+    return found[np.argsort(-row[found], kind="stable")][:k]

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from blockc.ops import Array
+from blockc.passes import TOKENS, VALUES
 from blockc.runtime.cache import Cache, Held
-from blockc.runtime.opening import Opened, SessionError, opened
-from blockc.runtime.sampling import Choose, greedy
+from blockc.runtime.opening import INT64, Opened, SessionError, opened
+from blockc.runtime.sampling import Choose, Logits, Sampler, Top, greedy
+from blockc.runtime.step import Step
 from blockc.safetensors import widened
 from blockc.target import Provider
 
-_INT64 = 7
+ROUND = 256  # tokens by which the buffers of a captured step are made longer, so that few lengths are captured
 
 
 class Session:
@@ -29,10 +30,18 @@ class Session:
     """
 
     def __init__(
-        self, folder: Path | str, provider: Provider = "cpu", threads: int | None = None, prepack: bool = True
+        self,
+        folder: Path | str,
+        provider: Provider = "cpu",
+        threads: int | None = None,
+        prepack: bool = True,
+        capture: bool = False,
     ) -> None:
-        """`prepack` copies the matrices into the order in which kernels read them: slower to open, then faster."""
-        self._start(opened(Path(folder), provider, threads, prepack))
+        """`prepack` copies the matrices into the order in which kernels read them: slower to open, then faster.
+
+        `capture` runs decode steps as a CUDA graph. All calls must then come from one thread.
+        """
+        self._start(opened(Path(folder), provider, threads, prepack, capture))
 
     @classmethod
     def of(cls, model: Opened) -> Session:
@@ -43,8 +52,11 @@ class Session:
 
     def _start(self, model: Opened) -> None:
         self.model = model
-        self.inputs = {name: Held(_INT64) for name in sorted(self.model.inputs)}
-        self.logits = Held(self.model.element)
+        self.inputs = {name: Held(INT64) for name in sorted(self.model.inputs)}
+        self.outputs = {name: Held(element) for name, (element, _) in self.model.outputs.items()}
+        self.cache: Cache | None = None
+        self.step: Step | None = None
+        self._graphs = 0  # captured so far
         self.reset()
 
     @property
@@ -58,14 +70,15 @@ class Session:
         return tuple(self._lengths.tolist())
 
     def reset(self) -> None:
-        """Forgets all rows."""
-        self.cache: Cache | None = None
+        """Forgets all rows. What is captured stays, with its memory, for rows of the same number."""
+        if not self.model.captured:
+            self.cache = self.step = None
         self._lengths = np.zeros(0, np.int64)
         self._mask = np.zeros((0, 0), np.int64)  # (B, length of the cache): 1 at tokens
         self._columns = 0  # how many of the mask are in use
 
-    def prefill(self, rows: Sequence[Sequence[int]], room: int = 0) -> Array:
-        """Reads new tokens of each row; logits (B, V) of each row's last one, in float32.
+    def prefill(self, rows: Sequence[Sequence[int]], room: int = 0) -> Logits:
+        """Reads new tokens of each row; logits (B, V) of each row's last one, in float32, or the highest of them.
 
         On an empty cache these are the rows; later they go on, and must be as many. Memory is taken for `room` tokens
         beyond these; more is taken when more come. Raises SessionError.
@@ -78,8 +91,8 @@ class Session:
             ids[i, : len(row)] = row
         return self._call(ids, counts, room)
 
-    def decode(self, tokens: Sequence[int] | Array) -> Array:
-        """Reads the next token of each row; logits (B, V) after it, in float32. Raises SessionError."""
+    def decode(self, tokens: Sequence[int] | Array) -> Logits:
+        """Reads the next token of each row; logits (B, V) after it, as prefill's. Raises SessionError."""
         ids = np.asarray(tokens, np.int64).reshape(-1, 1)
         return self._call(ids, np.ones(len(ids), np.int64), 0)
 
@@ -93,6 +106,8 @@ class Session:
         self.reset()
         if new < 1:
             return
+        if self.model.top and isinstance(sampler, Sampler) and (why := sampler.lacks(self.model.top)):
+            raise SessionError(f"{self.model.name}: {why}: give a smaller top_k, or build it with --logits last")
         self._refuse_long(max(map(len, prompts), default=0) + new)
         logits = self.prefill(prompts, room=new - 1)
         ended = [False] * len(prompts)
@@ -104,16 +119,22 @@ class Session:
                 return
             logits = self.decode(tokens)
 
-    def _call(self, ids: Array, counts: Array, room: int) -> Array:
+    def _call(self, ids: Array, counts: Array, room: int) -> Logits:
         before = self._begun(ids, counts, room)
         joined = self.model.feeding == "joined"
         first = np.full_like(before, self._columns) if joined else before  # where each row's new tokens go
         cache = self._reserved(len(ids), int(first.max()) + ids.shape[1], room)
-        self._feed(ids, counts, before, first)
-        logits, value = self._logits_of(*ids.shape)
-        cache.run({name: held.value for name, held in self.inputs.items()}, value)
+        step = self._step(cache) if self.model.fixed and ids.shape[1] == 1 and before.all() else None
+        given = self._given(ids, counts, before, first, whole=step is not None or self.model.feeding == "buffer")
+        if step is not None:
+            step.run(given)
+            outputs = {name: tensor.read() for name, tensor in step.outputs.items()}
+        else:
+            outputs = self._run(cache, given, *ids.shape)
         self._lengths = before + counts
-        rows = logits[:, 0] if self.model.last else logits[np.arange(len(ids)), counts - 1]
+        if self.model.top:
+            return Top(outputs[VALUES][:, 0].copy(), outputs[TOKENS][:, 0].copy())
+        rows = outputs["logits"][:, 0] if self.model.last else outputs["logits"][np.arange(len(ids)), counts - 1]
         return widened(rows, "BF16") if rows.dtype == np.uint16 else rows.astype(np.float32)
 
     def _begun(self, ids: Array, counts: Array, room: int) -> Array:
@@ -138,33 +159,58 @@ class Session:
 
     def _reserved(self, rows: int, columns: int, room: int) -> Cache:
         """The cache, long enough for so many columns, and the mask as long as it. Growing doubles it at least."""
-        if self.cache is None:
-            self.cache = Cache(self.model, rows, columns + room)
-        elif columns + room > self.cache.length:
-            self.cache.grow(max(columns + room, 2 * self.cache.length))
+        wanted = columns + room
+        new = not len(self._lengths)
+        if self.cache is None or (new and (self.cache.rows != rows or self.cache.length < wanted)):
+            self._release()
+            self.cache = Cache(self.model, rows, self._rounded(wanted))
+        elif wanted > self.cache.length:
+            self._release()
+            self.cache.grow(self._rounded(max(wanted, 2 * self.cache.length)))
         longer = self.cache.length - self._mask.shape[1]
         if longer:
             self._mask = np.pad(self._mask, ((0, rows - len(self._mask)), (0, longer)))
             self.inputs["attention_mask"].shaped(*self._mask.shape)
         return self.cache
 
-    def _feed(self, ids: Array, counts: Array, before: Array, first: Array) -> None:
-        """Writes the inputs: new tokens stand in the columns from each row's `first` on, padding behind them."""
+    def _rounded(self, length: int) -> int:
+        """A capture is of one length: the same is taken for many."""
+        return max(length, min(-(-length // ROUND) * ROUND, self.context)) if self.model.captured else length
+
+    def _step(self, cache: Cache) -> Step:
+        """The decode step on these buffers; what an earlier one captured is of no use on others."""
+        if self.step is None:
+            self._graphs += 1
+            self.step = Step(cache, self._graphs)
+        return self.step
+
+    def _release(self) -> None:
+        if self.step is not None:
+            self.step.release()
+            self.step = None
+
+    def _given(self, ids: Array, counts: Array, before: Array, first: Array, whole: bool) -> dict[str, Array]:
+        """The inputs: new tokens stand in the columns from each row's `first` on, padding behind them.
+
+        `whole`: the mask is as long as the buffers.
+        """
         rows, new = ids.shape
         steps = np.arange(new)
         self._mask[np.arange(rows)[:, None], first[:, None] + steps] = steps < counts[:, None]
         self._columns = int((first + counts).max())
-        total = self._mask.shape[1] if self.model.feeding == "buffer" else self._columns
-        given = {
+        return {
             "input_ids": ids,
-            "attention_mask": self._mask[:, :total],
+            "attention_mask": self._mask if whole else self._mask[:, : self._columns],
             "position_ids": before[:, None] + np.minimum(steps, counts[:, None] - 1),
             "write_indices": first,
         }
-        for name, held in self.inputs.items():
-            held.shaped(*given[name].shape)[:] = given[name]
 
-    def _logits_of(self, rows: int, new: int) -> tuple[Array, Any]:
-        """Memory for what comes out: kept for a token a row, for the logits of a whole prompt of this call alone."""
-        out = self.logits if self.model.last or new == 1 else Held(self.model.element)
-        return out.shaped(rows, 1 if self.model.last else new, self.model.vocab), out.value
+    def _run(self, cache: Cache, given: dict[str, Array], rows: int, new: int) -> dict[str, Array]:
+        """A call whose shapes are its own. Memory for what comes out is kept, but for the logits of a whole prompt."""
+        for name, held in self.inputs.items():
+            held.write(given[name])
+        tokens = 1 if self.model.last else new
+        kept = self.outputs if tokens == 1 else {name: Held(held.element) for name, held in self.outputs.items()}
+        made = {name: kept[name].shaped(rows, tokens, width) for name, (_, width) in self.model.outputs.items()}
+        cache.run(self.inputs, kept)
+        return made
