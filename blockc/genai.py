@@ -118,6 +118,8 @@ def _layers(inputs: Mapping[str, list[int | str]], outputs: Mapping[str, list[in
         raise GenaiError(
             "onnxruntime-genai generates with a cache, and this model has none: it looks both ways, or nothing attends"
         )
+    if "logits" not in outputs:
+        raise GenaiError("onnxruntime-genai picks from all logits of a token: build with --logits last")
     layers = range(len(past) // 2)
     wanted = [f"past_key_values.{i}.{part}" for i in layers for part in ("key", "value")]
     presents = {name.replace("past_key_values", "present") for name in wanted}

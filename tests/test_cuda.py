@@ -4,6 +4,7 @@ half precision changes is the type alone.
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 from collections import Counter
@@ -26,6 +27,7 @@ from blockc.emit.onnx import emit, serialised
 from blockc.emit.ort import swaps
 from blockc.ops import ALL, FAR, KeyPositions, LastIndex, Linear, Op, RotaryTable, Sample, Silu, Sinusoidal
 from blockc.ops.fused import FUSED, BoundedBias, GroupQueryAttention, Lengths, MaskBias, RotaryRows, Slots
+from blockc.runtime.opening import _CUDA  # pyright: ignore[reportPrivateUsage]
 from blockc.spec import load
 from blockc.target import Dtype, Logits, Target
 from blockc.weights import random_parameters
@@ -70,6 +72,31 @@ def test_every_node_has_a_kernel(name: str, dtype: Dtype) -> None:
         for node in (*found.host, *(n for n in model.graph.node if n.op_type == "Shape")):
             assert not node.name.startswith("/layers/"), node.name
         assert [n.name for n in found.host] == [n.name for n in shape_arithmetic(model.graph)]
+
+
+@pytest.mark.parametrize("name", ["gemma2-9b", "gpt-j-6b", "gpt2", "llama3-8b", "transformer2017"])
+def test_a_decode_step_is_one_that_onnxruntime_captures(name: str) -> None:
+    """No subgraph, no node on the host but on shapes, no copy; and what the host computes is the same at each step."""
+    model = graph(name, "fp16", 50)
+    assert not [n.name for n in model.graph.node for a in n.attribute if a.type in (a.GRAPH, a.GRAPHS)]
+    found = placed(model)
+    assert (found.missing, found.copies) == (set(), set())
+    shapes = {name for n in model.graph.node if n.op_type == "Shape" for name in n.output}
+    constant = {t.name for t in model.graph.initializer}
+    for node in found.host:  # in the order of the graph
+        assert shapes | constant >= set(node.input)
+        shapes |= set(node.output)
+    host = opened(split(model.SerializeToString())[0], "cpu")
+    asked = {value.name for value in host.get_inputs()}
+
+    def computed(length: int, real: int) -> list[np.ndarray]:
+        mask = (np.arange(length) < real).astype(np.int64)[None].repeat(2, axis=0)
+        given = {"attention_mask": mask, "input_ids": np.full((2, 1), real), "position_ids": np.full((2, 1), real - 1)}
+        return host.run(None, {name: array for name, array in given.items() if name in asked})
+
+    first, later, longer = computed(16, 3), computed(16, 11), computed(32, 11)
+    assert all(np.array_equal(a, b) for a, b in zip(first, later, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, longer, strict=True))
 
 
 @pytest.mark.parametrize("name", ["block-4x4", "gemma2-9b", "gpt-j-6b", "gpt2", "pythia-410m", "qwen3-0.6b"])
@@ -239,6 +266,10 @@ def test_the_onnxruntime_that_is_meant() -> None:
     assert build_and_package_info.package_name == os.environ.get("BLOCKC_EXPECT_ORT", "onnxruntime")
     if build_and_package_info.package_name == "onnxruntime-gpu":
         assert "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+        library = Path(onnxruntime.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
+        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for option in (*_CUDA, "enable_cuda_graph"):
+                assert data.find(option.encode()) >= 0, option
         with pytest.raises(RuntimeError, match="did not load CUDA and would run on the CPU"):
             opened(full("gpt2").onnx(CUDA), "cuda")
 

@@ -357,6 +357,11 @@ def test_a_buffer_of_the_portable_graph_is_refused() -> None:
         config(graph(said(), Target(cache="buffer"))[0], SAYS, 64)
 
 
+def test_a_graph_that_picks_is_refused() -> None:
+    with pytest.raises(GenaiError, match="picks from all logits of a token: build with --logits last"):
+        config(graph(said(), Target(logits=5))[0], SAYS, 64)
+
+
 @pytest.mark.parametrize(
     ("edit", "why"),
     [

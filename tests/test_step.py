@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from blockc.ops import Array
-from blockc.runtime import Sampler, Session, SessionError, Top, greedy
+from blockc.runtime import ProviderError, Sampler, Session, SessionError, Top, greedy
 from blockc.runtime import opening as sessions
 from blockc.runtime.cache import Placed
 from blockc.runtime.opening import opened
@@ -186,13 +187,16 @@ def test_a_capture_serves_as_long_as_its_memory_does(folders: dict[str, Path], m
     assert columns(alone.generate(prompts[:1], 20)) == [tokens]
 
 
-def test_a_second_turn_is_not_captured(folders: dict[str, Path]) -> None:
+def test_a_prompt_and_a_second_turn_are_not_captured(folders: dict[str, Path]) -> None:
     (session, spy), (first, second, _) = captured(folders["for cuda"]), rows(NAME)
     session.prefill([first], room=20)
     session.decode([5])
     session.prefill([second])
     likeliest = int(session.decode([9]).argmax()[0])
     assert spy.calls == [-1, 1, -1, 1]
+    session.reset()
+    session.prefill([[7]])
+    assert spy.calls[4:] == [-1], "of one token too: its mask says that nothing was there before"
     assert likeliest == truth(NAME, (*first, 5, *second, 9))[-1].argmax()
 
 
@@ -237,6 +241,9 @@ def test_what_cannot_be_captured_is_refused(folders: dict[str, Path], monkeypatc
     with pytest.raises(SessionError, match="a layer's cache is a new tensor at each step"):
         Session(folders["mixed"], "cuda", capture=True)
     assert asked == [("cuda", True)] * 2
+    monkeypatch.setattr(onnxruntime, "__version__", "1.30.2")
+    with pytest.raises(ProviderError, match=r"is 1\.30\.2, and from 1\.31\.1 on"):
+        Session(folders["for cuda"], "cuda", capture=True)
     last = build(folders["mixed"].parent / "last", NAME, Target("cuda", "fp16", "last"))
     with pytest.raises(SessionError, match="gives all logits of a token, .* build it with --logits K"):
         Session(last, "cuda", capture=True)

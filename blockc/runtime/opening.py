@@ -22,6 +22,8 @@ _CUDA = {"use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
 _IN_PLACE = ("GroupQueryAttention", "TensorScatter")  # what writes into the buffer that it reads
 _QUIET = 4
 FLOAT, INT64 = 1, 7  # onnx's numbers
+# Older kernels of GatherND and Concat have a graph copy, at each replay, from memory of the host that is gone by then.
+CAPTURES = (1, 31, 1)
 
 
 class SessionError(Exception):
@@ -197,6 +199,14 @@ def _refuse_capture(folder: Path, target: Target, provider: Provider) -> None:
         raise SessionError(
             f"{folder}: gives all logits of a token, which a CUDA graph would leave on the device: build it with "
             "--logits K, for the K highest"
+        )
+    import onnxruntime
+
+    if tuple(int(part) for part in onnxruntime.__version__.split(".")[:3] if part.isdigit()) < CAPTURES:
+        wanted = ".".join(map(str, CAPTURES))
+        raise ProviderError(
+            f"this onnxruntime is {onnxruntime.__version__}, and from {wanted} on a CUDA graph can be replayed: "
+            f"`pip install 'onnxruntime-gpu[cuda,cudnn]>={wanted}'`"
         )
 
 

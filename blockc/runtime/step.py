@@ -55,6 +55,5 @@ class Step:
 
     def release(self) -> None:
         """Forgets the captured graph, before the memory that it names goes."""
-        session = self.cache.model.session
-        if self.cache.model.captured and hasattr(session, "release_captured_graph"):  # 1.27 has none
-            session.release_captured_graph(self.graph)
+        if self.cache.model.captured:
+            self.cache.model.session.release_captured_graph(self.graph)
