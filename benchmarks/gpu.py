@@ -5,7 +5,8 @@ python -m benchmarks.gpu --provider cpu --quick           the same path on the C
 
 First the golden matrix: every spec's twin in fp16 and bf16 against the float64 oracle, in sessions that refuse to fall
 back to the CPU. Then whole models with random weights: prefill and decode against model.py. The
-runtimes are called in turn, A B A B, on the same memory, weights too; a time is the median of single calls.
+runtimes are called in turn, A B A B, on the same memory, weights too; a time is the median of single calls. Then the
+decode loop: tokens picked on the device or from all logits, CUDA graphs, and onnxruntime-genai.
 
 Exit 1: something is wrong. Exit 3: something that it needs is missing.
 """
@@ -66,6 +67,7 @@ def head(provider: str) -> tuple[str, list[str]]:
 
 
 def report(arguments: argparse.Namespace) -> Iterator[tuple[bool, str]]:
+    from benchmarks.gpu_loop import loops
     from benchmarks.gpu_matrix import matrix
     from benchmarks.gpu_speed import speed
     from blockc import api
@@ -82,9 +84,18 @@ def report(arguments: argparse.Namespace) -> Iterator[tuple[bool, str]]:
     yield from matrix(names, dtypes, provider)
     yield True, ""
     yield True, "Whole models, random weights in fp16, logits of every token, milliseconds of one call, medians"
-    for compiling, until in ((False, start + LIMIT_S), (True, start + 0.75 * LIMIT_S)):
+    whole, three = start + LIMIT_S, start + 0.75 * LIMIT_S
+    for name in models:
+        yield from speed(name, False, provider, quick, whole)
+    yield True, ""
+    yield True, "The decode loop, random weights in fp16: tokens come from the host, and picked ones go back to it"
+    for name in models:
+        yield from loops(name, False, provider, quick, three)
+    yield True, ""
+    yield True, "Both with torch.compile"
+    for programs in (speed, loops):
         for name in models:
-            yield from speed(name, compiling, provider, quick, until)
+            yield from programs(name, True, provider, quick, three)
 
 
 def main() -> int:

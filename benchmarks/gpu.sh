@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The graphs for CUDA on a GPU: the golden matrix in fp16 and bf16, then prefill and decode beside PyTorch.
+# The graphs for CUDA on a GPU: the golden matrix in fp16 and bf16, then prefill, decode and the loop beside PyTorch.
 #
 #     benchmarks/gpu.sh              all of it, in under 8 minutes; writes benchmarks/results/GPU-VERSIONS.txt
 #     PYTHON=python3.12 benchmarks/gpu.sh --spec llama3.2-1b
@@ -11,6 +11,9 @@
 #     that was installed last is used. CUDA and cuDNN may be those that came with torch, or onnxruntime-gpu[cuda,cudnn]'s
 #   - what blockc itself needs: onnx, numpy, pydantic, pyyaml, jinja2. blockc is this folder
 #   - for torch.compile: triton, which comes with torch, and a C compiler
+#   - for the decode loop as a CUDA graph: onnxruntime-gpu 1.31.1 or later. An older one is named as wrong
+# onnxruntime-genai-cuda takes part in the loop where it is installed, with transformers and tokenizers for its builder; it is
+# named where it is not.
 # Without pip, unpack the wheels into a folder and name it in PYTHONPATH.
 #
 # Exit 0: right. 1: something is wrong. 3: something is missing; what, is said.

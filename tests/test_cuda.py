@@ -19,6 +19,7 @@ import torch
 from onnxruntime.capi import build_and_package_info
 
 from benchmarks.gpu import main
+from benchmarks.gpu_loop import Truth
 from benchmarks.gpu_matrix import matrix
 from benchmarks.gpu_session import opened, shape_arithmetic, split
 from blockc import interp
@@ -312,6 +313,10 @@ def test_the_benchmark_runs_as_a_whole(
     assert "bf16: not run, onnxruntime's CPU kernels take none" in lines
     for program in ("torch, eager", "onnxruntime ", "torch.compile"):
         assert any(program in line and " ms " in line for line in lines), program
+    for program in ("torch, eager", "all logits", "top 50", "top 1", "torch.compile"):
+        assert any(program in line and " ms a step" in line for line in lines), program
+    for program, why in (("top 1, CUDA graph", "a CUDA graph wants a GPU"), ("onnxruntime-genai, CUDA graph", "")):
+        assert any(f"{program}: not run, {why}" in line for line in lines), program
     assert lines[-1] == "right"
     assert str(tmp_path) not in printed
 
@@ -330,6 +335,21 @@ def test_the_benchmark_sees_a_wrong_graph(monkeypatch: pytest.MonkeyPatch) -> No
     found = list(matrix(["llama3.2-1b"], ["fp16"], "cpu"))
     assert [holds for holds, _ in found] == [False, False]
     assert all(line.endswith("WRONG") for _, line in found)
+
+
+def test_the_loop_sees_a_wrong_pick() -> None:
+    """One that reads the truth's tokens is held against it at each step, one that reads its own while it agrees."""
+    logits = [torch.tensor([[0.0, 1.0, 3.0], [5.0, 1.0, 2.0]]) + i / 8 for i in range(3)]
+    truth = Truth([np.array([2, 0])] * 3, logits)
+    right, near, far = np.array([2, 0]), np.array([2, 2]), np.array([0, 0])
+    gaps = [float((rows[1].max() - rows[1, 2]) / rows[1].std()) for rows in logits]
+    for free in (False, True):
+        assert truth.worst([right] * 3, free) == 0
+        assert truth.worst([right, near, right], free) == pytest.approx(gaps[1])
+        assert truth.worst([right, right, far], free) > 1.5
+    assert truth.worst([near, far, right], True) == pytest.approx(max(gaps[0], truth.worst([far, right, right], True)))
+    assert truth.worst([near, np.array([2, 1]), right], True) == pytest.approx(gaps[0])
+    assert truth.worst([near, np.array([2, 1]), right], False) > gaps[0]
 
 
 def test_the_benchmark_says_what_is_missing(
