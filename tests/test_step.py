@@ -17,10 +17,11 @@ import pytest
 from blockc.ops import Array
 from blockc.runtime import ProviderError, Sampler, Session, SessionError, Top, greedy
 from blockc.runtime import opening as sessions
-from blockc.runtime.cache import Placed
+from blockc.runtime.cache import Cache, Held, Placed
 from blockc.runtime.opening import opened
 from blockc.runtime.sampling import highest
 from blockc.runtime.session import ROUND
+from blockc.runtime.step import Step
 from blockc.target import Target
 from tests.test_session import NEW, build, columns, rows, truth
 from tests.test_session import greedy as oracles
@@ -211,6 +212,26 @@ def test_a_first_call_may_be_run_several_times(folders: dict[str, Path], monkeyp
 
     monkeypatch.setattr(spy, "run_with_iobinding", several)
     assert columns(session.generate(prompts, NEW)) == [oracles(NAME, tuple(row)) for row in prompts]
+
+
+def test_what_a_step_reads_elsewhere_lies_there(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing is captured: onnxruntime copies an input that lies on the CPU once, when it is bound."""
+    model = opened(folders["for cuda"], "cpu", 1, True)
+    cache = Cache(model, 2, 16)
+    cache.model = replace(model, provider="cuda")
+    monkeypatch.setattr(cache, "bind", lambda binding, past: None)
+    asked: list[str] = []
+
+    def on_the_cpu(element: int, shape: tuple[int, ...], provider: str) -> Placed:
+        asked.append(provider)
+        return Placed(element, shape, "cpu")
+
+    monkeypatch.setattr("blockc.runtime.step.Placed", on_the_cpu)
+    step = Step(cache, 1)
+    assert all(isinstance(tensor, Placed) for tensor in step.inputs.values())
+    assert asked == ["cuda"] * len(model.inputs)
+    assert all(isinstance(tensor, Held) for tensor in step.outputs.values()), "bf16 logits are read there as their bits"
+    assert step.options is None
 
 
 def test_a_tensor_that_is_placed_has_one_shape() -> None:

@@ -23,12 +23,14 @@ class Step:
     def __init__(self, cache: Cache, graph: int) -> None:
         """`graph` is the number of the capture, one for each set of addresses."""
         model, rows = cache.model, cache.rows
+        away = model.captured or model.provider != "cpu"  # what lies on the CPU would be copied there when it is bound
         one, mask = (rows, 1), (rows, cache.length)
         shapes = {"input_ids": one, "attention_mask": mask, "position_ids": one, "write_indices": (rows,)}
         self.cache, self.graph = cache, graph
-        self.inputs = {name: self._tensor(INT64, shapes[name]) for name in sorted(model.inputs)}
+        self.inputs = {name: self._tensor(INT64, shapes[name], away) for name in sorted(model.inputs)}
         self.outputs = {
-            name: self._tensor(element, (rows, 1, width)) for name, (element, width) in model.outputs.items()
+            name: self._tensor(element, (rows, 1, width), model.captured)
+            for name, (element, width) in model.outputs.items()
         }
         self.binding = model.session.io_binding()
         for name, tensor in self.inputs.items():
@@ -39,9 +41,9 @@ class Step:
             cache.bind(self.binding, past)
         self.options = model.options(graph)
 
-    def _tensor(self, element: int, shape: tuple[int, ...]) -> Held | Placed:
-        """Where a graph is captured nothing is copied into it or out of it: the memory is the provider's own."""
-        if self.cache.model.captured:
+    def _tensor(self, element: int, shape: tuple[int, ...], away: bool) -> Held | Placed:
+        """`away`: in the provider's own memory, as all is that a captured graph reads and writes."""
+        if away:
             return Placed(element, shape, self.cache.model.provider)
         held = Held(element)
         held.shaped(*shape)
