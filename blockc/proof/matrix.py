@@ -256,7 +256,7 @@ def compare(oracle: Truth, runner: Runner, case: Case) -> Row:
         )
     wanted, got = _rows(case, truth, answer.logits)
     if _gives_top(runner):
-        got = [_filled(w, g) for w, g in zip(wanted, got, strict=True)]
+        got = [filled(w, g) for w, g in zip(wanted, got, strict=True)]
     spread = float(np.std(np.concatenate(truth)))
     error = (
         max(float(np.max(np.abs(w - g))) if np.isfinite(g).all() else np.inf for w, g in zip(wanted, got, strict=True))
@@ -288,7 +288,7 @@ def _rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[Array], l
     return wanted, got
 
 
-def _filled(wanted: Array, got: Array) -> Array:
+def filled(wanted: Array, got: Array) -> Array:
     """Where a graph gives the highest logits alone, any other must not be above the least of them."""
     least = np.where(np.isneginf(got), np.inf, got).min(axis=-1, keepdims=True)
     return np.where(np.isneginf(got), np.minimum(wanted, least), got)

@@ -112,15 +112,7 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool,
         _refuse_capture(folder, target, provider)
     session = session_at(folder / "model.onnx", provider, threads, prepack, capture)
     readers = _readers(folder / "model.onnx")
-    pasts = tuple(
-        Past(v.name, v.name.replace("past_key_values", "present"), v.shape[1], v.shape[3], _in_place(readers[v.name]))
-        for v in session.get_inputs()
-        if v.name.startswith("past_key_values.")
-    )
-    if not pasts:
-        raise SessionError(
-            f"{folder}: the model has no cache, as one that looks both ways has none: nothing to go on from"
-        )
+    pasts = _pasts(folder, session, readers)
     inputs = frozenset(v.name for v in session.get_inputs()) - {past.name for past in pasts}
     element = {"fp32": FLOAT, "fp16": 10, "bf16": 16}[target.dtype]
     kinds = {"logits": element, VALUES: FLOAT, TOKENS: INT64}
@@ -142,6 +134,19 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool,
     if capture and not model.fixed:
         raise SessionError(f"{folder}: a layer's cache is a new tensor at each step, and a CUDA graph wants fixed ones")
     return model
+
+
+def _pasts(folder: Path, session: Any, readers: Mapping[str, set[str]]) -> tuple[Past, ...]:
+    pasts = tuple(
+        Past(v.name, v.name.replace("past_key_values", "present"), v.shape[1], v.shape[3], _in_place(readers[v.name]))
+        for v in session.get_inputs()
+        if v.name.startswith("past_key_values.")
+    )
+    if not pasts:
+        raise SessionError(
+            f"{folder}: the model has no cache, as one that looks both ways has none: nothing to go on from"
+        )
+    return pasts
 
 
 def _json(path: Path, without: str) -> dict[str, Any]:
