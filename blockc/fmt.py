@@ -28,9 +28,10 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "norm": ("type", "eps", "weight", "bias", "offset", "placement", "final"),
     "attention": (
         "heads", "kv_heads", "head_dim", "scale", "causal", "bias", "window", "softcap", "clip", "sinks",
-        "qk_norm", "rope", "alibi",
+        "qk_norm", "v_norm", "v_from", "rope", "alibi",
     ),
     "qk_norm": ("over", "weights", "type", "eps", "offset"),
+    "v_norm": ("over", "weight", "type", "eps"),
     "rope": ("theta", "pairing", "dims", "pairs", "scaling"),
     "scaling": (
         "type", "factor", "low_freq_factor", "high_freq_factor", "original", "beta_fast", "beta_slow", "truncate",
@@ -46,7 +47,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
 _INSIDE = {
     "spec": ("embedding", "norm", "attention", "mlp", "head", "layers", "expect"),
     "layer": ("norm", "attention", "mlp"),
-    "attention": ("qk_norm", "rope"),
+    "attention": ("qk_norm", "v_norm", "rope"),
     "embedding": ("norm",),
     "rope": ("scaling",),
 }

@@ -53,6 +53,13 @@ VARIANTS = {
         "", "norm: {weight: false, bias: false}", "norm: {type: layer, eps: 1e-5, bias: true, placement: pre}"
     ),
     "clipped": "attention: {heads: 2, bias: [k], clip: 2, qk_norm: {over: projection}}",
+    "values normed": "attention: {heads: 2, v_norm: {over: head, weight: false}}",
+    "values from keys": "attention: {heads: 2, v_from: k, bias: [k], clip: 2, qk_norm: {over: projection}}",
+    "values from keys in one": two(
+        "",
+        "attention: {v_norm: none, v_from: none}",
+        "attention: {heads: 2, v_from: k, v_norm: {over: head, weight: false, type: layer, eps: 0.1}}",
+    ),
     "sinks": "attention: {heads: 4, kv_heads: 2, sinks: true, window: 4}",
     "no sinks in one": two("", "attention: {sinks: none}", "attention: {heads: 2, sinks: true}"),
     "a clamped gate": "mlp: {type: swiglu_clamped, width: 8, limit: 0.5, alpha: 1.7, bias: [gate, up]}",

@@ -84,7 +84,7 @@ def test_the_schema_takes_the_specs(path: Path) -> None:
 UNSEEN = {
     *("BLC201", "BLC202", "BLC204", "BLC205", "BLC206", "BLC207", "BLC209", "BLC213", "BLC215", "BLC216", "BLC217"),
     *("BLC218", "BLC219", "BLC220", "BLC221", "BLC222", "BLC223", "BLC226", "BLC232", "BLC233", "BLC234", "BLC235"),
-    *("BLC236", "BLC301", "BLC302"),
+    *("BLC227", "BLC228", "BLC236", "BLC301", "BLC302"),
 }
 
 
@@ -114,6 +114,7 @@ TAKEN = [
     "expect: {parameters: {min: 1, max: 2e9}, kv_values_per_token: {max: 0}, layers: {a: 1}}\n",
     "init: {std: 0.02}\nembedding: {scale: sqrt_width}\nhead: {tied: false, bias: true, softcap: 30}\n",
     "checkpoint: none\nlayers: none\nexpect: none\n",
+    "norm: none\nblock: [attention, mlp]\n",
 ]
 REFUSED = [
     "attention: {heads: true}\npositions: none\n",

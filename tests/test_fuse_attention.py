@@ -41,8 +41,8 @@ ROOT = Path(__file__).parent.parent
 Change = Callable[[Value], Value]
 
 
-def attending(**at: Change) -> Function:
-    """One cached attention, with what `at` makes of a value in the place of it."""
+def attending(values: str = "v", **at: Change) -> Function:
+    """One cached attention, with what `at` makes of a value in the place of it; `values` names their matrix."""
 
     def here(place: str, value: Value) -> Value:
         return at[place](value) if place in at else value
@@ -55,7 +55,9 @@ def attending(**at: Change) -> Function:
     table = node(RotaryTable(100.0, 8, 16), ids[0], name="table")
     cos, sin = here("cos", table[0]), table[1]
     flat = {what: here(f"{what}_flat", node(Linear(32, 32), x[0], name=f"mix.{what}")[0]) for what in "qkv"}
-    split = {what: here(what, apply(SplitHeads(2, 16), flat[what], name=what)) for what in "qkv"}
+    split = {
+        what: here(what, apply(SplitHeads(2, 16), flat[values if what == "v" else what], name=what)) for what in "qkv"
+    }
     turned = [here(f"turned_{what}", apply(Rotary(16, 16), split[what], cos, sin, name=f"{what}_t")) for what in "qk"]
     key = here("key", apply(Extend(), pasts[0][0], turned[1], name="key"))
     value = here("value", apply(Extend(), pasts[1][0], split["v"], name="value"))
@@ -93,6 +95,11 @@ def crossed(value: Value) -> Value:
     return apply(Rotary(16, 16), x, sin, cos, name="crossed")
 
 
+def turned(value: Value) -> Value:
+    cos = Node(Input(tensor("float", B, S, 8)), (), "cos")
+    return apply(Rotary(16, 16), value, cos[0], cos[0], name="v_t")
+
+
 def chosen(value: Value) -> Value:
     """Queries that stand where the tokens say."""
     ids = value.node.inputs[0].node.inputs[1]
@@ -106,7 +113,8 @@ UNLIKE: list[tuple[dict[str, Change], str]] = [
     ({"value": same}, "its values are not cached"),
     ({"joined": read_again((0, 1, 1, 3))}, "another attention reads its cache"),
     ({"joined": read_again((0, 2, 2, 3))}, "another attention reads its cache"),
-    ({"v": same}, "scale stands before its values"),
+    ({"v": same}, "scale stands between its heads and the kernel"),
+    ({"v": turned}, "its values are turned"),
     ({"q": same}, "scale stands between its heads and the kernel"),
     ({"turned_k": same}, "scale stands between its heads and the kernel"),
     ({"turned_k": straight}, "of queries and keys only one is turned"),
@@ -141,9 +149,19 @@ def normed(value: Value) -> Value:
     return node(RmsNorm(16, 1e-5), value, name=f"{value.node.name}_norm")[0]
 
 
-@pytest.mark.parametrize("at", [{}, {"q": normed, "k": normed}, {"k": normed}], ids=["plain", "normed", "keys normed"])
-def test_an_attention_like_the_kernels_is_fused(at: dict[str, Change]) -> None:
-    function = attending(**at)
+LIKE: dict[str, tuple[str, dict[str, Change]]] = {
+    "plain": ("v", {}),
+    "normed": ("v", {"q": normed, "k": normed}),
+    "keys normed": ("v", {"k": normed}),
+    "values normed": ("v", {"v": normed}),
+    "values are keys": ("k", {}),
+    "values are keys, each normed": ("k", {"k": normed, "v": normed}),
+}
+
+
+@pytest.mark.parametrize(("values", "at"), LIKE.values(), ids=LIKE)
+def test_an_attention_like_the_kernels_is_fused(values: str, at: dict[str, Change]) -> None:
+    function = attending(values, **at)
     random, params = np.random.RandomState(0), random_parameters(function, 1)
     given: dict[str, NDArray[np.generic]] = {
         "input_ids": np.array([[2, 3, 4]] * 2),
@@ -197,8 +215,9 @@ def test_projections_that_are_unlike_stay_apart(what: str, change: Change) -> No
     assert [(n.name, n.op) for n in joined.function.nodes] == [(n.name, n.op) for n in function.nodes]
 
 
-def test_a_projection_that_something_else_reads_stays_apart() -> None:
-    function = fuse(attending(joined=read_twice), CUDA).function
+@pytest.mark.parametrize("function", [attending(joined=read_twice), attending("k")], ids=["read again", "keys twice"])
+def test_a_projection_that_something_else_reads_stays_apart(function: Function) -> None:
+    function = fuse(function, CUDA).function
     assert any(isinstance(n.op, RowQueryAttention) for n in function.nodes)
     assert join_projections(function).parts == {}
 

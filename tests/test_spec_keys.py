@@ -80,6 +80,9 @@ VALUES = [
         "offset is part of an rms norm",
         "offset: none",
     ),
+    ("attention: {heads: 2, v_norm: «true»}", "attention.v_norm: wrong kind of value", "a mapping"),
+    ("attention: {heads: 2, v_norm: {over: head, weight: «true»}}", "attention.v_norm.weight: not a word", "false"),
+    ("attention: {heads: 2, v_from: «q»}", "attention.v_from: not a word", "k"),
     ("attention: {heads: 2, rope: «true»}", "attention.rope: wrong kind of value", "a mapping"),
     ("attention: «2»", "attention: wrong kind of value", "a mapping"),
     ("«attention»: [heads, 2]", "attention: wrong kind of value", "a mapping"),
@@ -308,6 +311,18 @@ TOGETHER = [
         "a norm, or type and eps here",
         (),
     ),
+    (
+        "attention: {heads: 2, «v_norm»: {over: head, weight: false}}\nnorm: none\nblock: [attention, mlp]",
+        "there is no norm to take type and eps from",
+        "a norm, or type and eps here",
+        (),
+    ),
+    (
+        "attention: {heads: 2, v_from: k, «bias»: [k, v]}",
+        "attention: v_from: k leaves no matrix of values to bias",
+        "no v here",
+        ("values are keys",),
+    ),
     ("mlp: {type: relu, width: 4, «bias»: [gate]}", "relu has no gate to bias", "up, down", ("the type is set here",)),
     (
         "norm: {type: rms, eps: 1e-5, «placement»: pre}\nblock: [mlp]",
@@ -361,7 +376,9 @@ def test_heads_need_not_divide_the_width_beside_a_head_dim() -> None:
     assert attention.resolved(1792).head_dim == 128
 
 
-@pytest.mark.parametrize("key", ["window", "softcap", "rope", "kv_heads", "head_dim", "scale", "bias", "qk_norm"])
+@pytest.mark.parametrize(
+    "key", ["window", "softcap", "rope", "kv_heads", "head_dim", "scale", "bias", "qk_norm", "v_norm", "v_from"]
+)
 def test_none_is_what_absence_is(key: str) -> None:
     assert made(f"attention: {{heads: 2, {key}: none}}").decoder == made().decoder
 

@@ -97,7 +97,6 @@ LATER = [
     ("«encoder»: {}", "encoder"),
     ("«mamba»: {}", "mamba"),
     ("attention: {heads: 2, qk_norm: {over: projection, «order»: after_rope}}", "order"),
-    ("attention: {heads: 2, «v_norm»: true}", "v_norm"),
     ("attention: {heads: 2, «output_gate»: true}", "output_gate"),
     ("attention: {heads: 2, «latent»: {kv_rank: 4}}", "latent"),
     ("attention: {heads: 2, «kv_from»: local}", "kv_from"),

@@ -208,6 +208,23 @@ JOINED = error(
     good="layers: {pattern: [a+b], kinds: {a: {mlp: {width: 128}}, b: {attention: {window: 64}}}}\n"
     "expect: {layers: {a+b: 2}}\n",
 )
+INERT = error(
+    "BLC227",
+    "a key that another leaves without effect",
+    "With v_from: k there is no matrix of values, and so no bias of it. A key without effect says something that is "
+    "not so.",
+    bad="attention: {heads: 4, v_from: k, bias: [k, v], rope: {theta: 10000, pairing: half}}\n",
+    good="attention: {heads: 4, v_from: k, bias: [k], rope: {theta: 10000, pairing: half}}\n",
+)
+V_NORM = error(
+    "BLC228",
+    "a norm of values that is not fully said",
+    "Its type and eps are those of the layer's norm, or said here.",
+    bad="norm: none\nblock: [attention, mlp]\n"
+    "attention: {heads: 4, v_norm: {over: head, weight: false}, rope: {theta: 10000, pairing: half}}\n",
+    good="norm: none\nblock: [attention, mlp]\nattention:\n  heads: 4\n  rope: {theta: 10000, pairing: half}\n"
+    "  v_norm: {over: head, weight: false, type: rms, eps: 1e-6}\n",
+)
 TERM = error(
     "BLC231",
     "not a term",

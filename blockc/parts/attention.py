@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blockc.diagnostics.meaning import ALIBI, BIAS_TWICE, HEADS, KV_HEADS, SINKS, WINDOW
+from blockc.diagnostics.meaning import ALIBI, BIAS_TWICE, HEADS, INERT, KV_HEADS, SINKS, WINDOW
 from blockc.ir import Value, apply
 from blockc.ops import Alibi as AlibiOp
 from blockc.ops import Attention as AttentionOp
 from blockc.ops import Clip, Linear, MergeHeads, SinkAttention, Sinks, SplitHeads, Visible, VisibleBothWays
 from blockc.parts.base import NOTHING, Model, OrNone, Part, Problem, Scope, Shared
-from blockc.parts.norm import QkNorm
+from blockc.parts.norm import QkNorm, VNorm
 from blockc.parts.rope import Rope
 from blockc.source import Place
 
@@ -43,6 +43,8 @@ class Attention(Part):
     clip: OrNone[PositiveFloat] = None
     sinks: OrNone[bool] = None
     qk_norm: OrNone[QkNorm] = None
+    v_norm: OrNone[VNorm] = None
+    v_from: OrNone[Literal["k"]] = None
 
     def resolved(self, width: int) -> Attention:
         head_dim = self.head_dim or width // self.heads
@@ -86,6 +88,11 @@ class Attention(Part):
                 yield problem.under("rope")
         for problem in self.qk_norm.problems() if self.qk_norm else ():
             yield problem.under("qk_norm")
+        for problem in self.v_norm.problems() if self.v_norm else ():
+            yield problem.under("v_norm")
+        if self.v_from and "v" in self.bias:
+            yield Problem(INERT, ("bias",), "v_from: k leaves no matrix of values to bias", "no v here",
+                          also=(("values are keys", ("v_from",)),))  # fmt: skip
         for key in ("softcap", "alibi"):
             if self.sinks and getattr(self, key):
                 yield Problem(SINKS, (key,), f"{key} changes scores, and no sink is defined beside it", f"no {key}",
@@ -112,7 +119,10 @@ class Attention(Part):
         heads, kv_heads, head_dim, scale = a.heads, a.kv_heads or 0, a.head_dim or 0, a.scale or 0.0
         inner = Scope(scope.width)
         (mask,) = inner.ask(a._mask)
-        q, k, v = (a._in_heads(inner, name, place) for name in ("q", "k", "v"))
+        q = a._in_heads(inner, a._flat(inner, "q", place), "q", place)
+        keys = a._flat(inner, "k", place)
+        k = a._in_heads(inner, keys, "k", place)
+        v = a._in_heads(inner, keys if a.v_from else a._flat(inner, "v", place), "v", place)
         if a.rope:
             cos, sin = inner.ask(Shared("rotary", a.rope.table(head_dim), ("position_ids",)))
             rotary = a.rope.turn(head_dim)
@@ -126,6 +136,8 @@ class Attention(Part):
         joined = apply(MergeHeads(), mixed, name="joined", place=place)
         o = apply(Linear(heads * head_dim, scope.width, "o" in a.bias), joined, name="o", place=place)
         normed = f", q and k normed over the {a.qk_norm.over}" if a.qk_norm else ""
+        normed += (", v over the head" if a.qk_norm else ", v normed over the head") if a.v_norm else ""
+        normed += ", v made as k" if a.v_from else ""
         lowered = ", scores lowered by distance" if a.alibi else ", with a sink each" if a.sinks else ""
         doc = f"{heads} query heads of {head_dim} read {kv_heads} key-value heads{normed}{lowered}."
         return scope.call(inner.close("Attention", o, doc), x, name=label, place=place)
@@ -138,18 +150,27 @@ class Attention(Part):
         label = "bias" if self.alibi else "mask"
         return Shared(f"{label}_{self.window}" if self.window else label, op, ("queries_at", "keys_at"))
 
-    def _in_heads(self, inner: Scope, name: str, place: Place | None) -> Value:
-        """q, k or v, of a resolved part: linear, bias, clip. A norm stands on either side of the split."""
-        count, head_dim = (self.heads if name == "q" else self.kv_heads) or 0, self.head_dim or 0
-        norm = self.qk_norm if name != "v" else None
+    def _sizes(self, name: str) -> tuple[int, int]:
+        """How many heads of q, k or v there are, and their size, of a resolved part."""
+        return (self.heads if name == "q" else self.kv_heads) or 0, self.head_dim or 0
+
+    def _flat(self, inner: Scope, name: str, place: Place | None) -> Value:
+        """q, k or v of all heads: linear, bias, clip."""
+        count, head_dim = self._sizes(name)
         x = apply(Linear(inner.width, count * head_dim, name in self.bias), inner.x[0], name=name, place=place)
-        if self.clip is not None:
-            x = apply(Clip(float(self.clip)), x, name=f"{name}_clipped", place=place)
+        return x if self.clip is None else apply(Clip(float(self.clip)), x, name=f"{name}_clipped", place=place)
+
+    def _in_heads(self, inner: Scope, x: Value, name: str, place: Place | None) -> Value:
+        """q, k or v split, with a norm on either side of the split."""
+        count, head_dim = self._sizes(name)
+        norm = self.qk_norm if name != "v" else None
         if norm and norm.over == "projection":
             x = apply(norm.op(count * head_dim), x, name=f"{name}_norm", place=place)
         x = apply(SplitHeads(count, head_dim), x, name=f"{name}_heads", place=place)
         if norm and norm.over == "head":
-            x = norm.of_heads(x, (count, head_dim), name, place)
+            return norm.of_heads(x, (count, head_dim), name, place)
+        if name == "v" and self.v_norm:
+            return apply(self.v_norm.op(head_dim), x, name="v_norm", place=place)
         return x
 
 

@@ -1,4 +1,4 @@
-"""norm: RMSNorm and LayerNorm, and the norms of queries and keys."""
+"""norm: RMSNorm and LayerNorm, and the norms of queries, keys and values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blockc.diagnostics.meaning import NORM_BIAS, QK_NORM
+from blockc.diagnostics.meaning import NORM_BIAS, QK_NORM, V_NORM
 from blockc.ir import Value, apply
 from blockc.ops import HeadGain, LayerNorm, RmsNorm
 from blockc.parts.base import Model, OrNone, Part, Problem, Scope
@@ -91,3 +91,21 @@ class QkNorm(Model):
             return apply(self.op(sizes[1]), x, name=f"{name}_norm", place=place)
         x = apply(self.op(sizes[1], bare=True), x, name=f"{name}_bare_norm", place=place)
         return apply(HeadGain(*sizes), x, name=f"{name}_norm", place=place)
+
+
+class VNorm(Model):
+    """A norm of each head's values, without parameters. Type and eps are those of the layer's norm."""
+
+    over: Literal["head"]
+    weight: Literal[False]
+    type: Literal["rms", "layer"] | None = None
+    eps: Annotated[float, Field(ge=0)] | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        if self.type is None or self.eps is None:
+            yield Problem(V_NORM, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
+
+    def op(self, head_dim: int) -> RmsNorm | LayerNorm:
+        if self.type == "layer":
+            return LayerNorm(head_dim, self.eps or 0.0, False, bare=True)
+        return RmsNorm(head_dim, self.eps or 0.0, 0.0, bare=True)

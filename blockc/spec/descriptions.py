@@ -77,12 +77,19 @@ KEYS: dict[str, str] = {
     "Attention.sinks": "Whether each head has a learned logit that joins the softmax of its scores, and whose weight "
     "goes nowhere. true or false. Absent or none: false.",
     "Attention.qk_norm": "A norm of the queries and one of the keys, before rope. Absent or none: none.",
+    "Attention.v_norm": "A norm of the values of each head, without parameters. Absent or none: none.",
+    "Attention.v_from": "k: there is no matrix of values; they are the keys before their norm and rope. Absent or "
+    "none: values have a matrix of their own.",
     "QkNorm.over": "head: each head by itself. projection: all heads at once.",
     "QkNorm.weights": "shared: one gain of head_dim numbers for all heads. own: each head has its own. Said with over: "
     "head, refused with projection.",
     "QkNorm.type": "rms, or layer without a bias. Absent: that of norm.",
     "QkNorm.eps": _EPS + " Absent: that of norm.",
     "QkNorm.offset": "Number added to the gain: (offset + weight). Absent: that of norm.",
+    "VNorm.over": "head: each head by itself.",
+    "VNorm.weight": "false: x / rms(x) or (x - mean) / std, without parameters.",
+    "VNorm.type": "rms, or layer. Absent: that of norm.",
+    "VNorm.eps": _EPS + " Absent: that of norm.",
     "Rope.theta": "Base of the frequencies theta^(-2i/n) of the pairs i, in radians a token. A number above 0, such "
     "as 10000.",
     "Rope.pairing": "Which coordinates turn together. half: i and i + n/2. interleaved: 2i and 2i + 1.",

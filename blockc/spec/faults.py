@@ -237,8 +237,9 @@ def _what(error: Error) -> str:
 
 
 def _words(error: Error) -> list[str]:
-    """The words of a Literal, which Pydantic lists as 'a', 'b' or 'c'."""
-    return str(error["ctx"]["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+    """The words of a Literal, which Pydantic lists as 'a', 'b' or 'c', and false as Python has it."""
+    listed = str(error["ctx"]["expected"]).replace("'", "").replace("False", "false")
+    return listed.replace(" or ", ", ").split(", ")
 
 
 def _tags(error: Error) -> str:

@@ -28,6 +28,7 @@ Run = tuple[str, int]  # a kind, and how often it is laid
 Path = tuple[str, ...]
 
 LISTS = ("first", "pattern", "last")
+_TAKEN = {"qk_norm": ("type", "eps", "offset"), "v_norm": ("type", "eps")}  # what norms inside attention take over
 SLOT = (("block",), ("norm", "placement"))  # two words for one thing: the later one replaces the other
 
 
@@ -190,14 +191,20 @@ def merge(below: Mapping, above: Mapping) -> Mapping:
 
 
 def with_norm(tree: Mapping) -> Mapping:
-    """A layer's tree in which attention.qk_norm says what it takes over from the layer's norm."""
+    """A layer's tree in which the norms inside attention say what they take over from the layer's norm."""
     attention, norm = (tree.entries[key].value if key in tree.entries else None for key in ("attention", "norm"))
-    own = attention.entries.get("qk_norm") if isinstance(attention, Mapping) else None
-    if not (isinstance(attention, Mapping) and isinstance(norm, Mapping) and own and isinstance(own.value, Mapping)):
+    if not (isinstance(attention, Mapping) and isinstance(norm, Mapping)):
         return tree
-    base = Mapping({k: e for k, e in norm.entries.items() if k in ("type", "eps", "offset")}, norm.place)
-    said = Mapping({"qk_norm": Entry(own.key, merge(base, own.value))}, attention.place)
-    return merge(tree, Mapping({"attention": Entry(tree.entries["attention"].key, said)}, tree.place))
+    said: dict[str, Entry] = {}
+    for key, taken in _TAKEN.items():
+        own = attention.entries.get(key)
+        if own and isinstance(own.value, Mapping):
+            base = Mapping({k: e for k, e in norm.entries.items() if k in taken}, norm.place)
+            said[key] = Entry(own.key, merge(base, own.value))
+    if not said:
+        return tree
+    inner = Mapping(said, attention.place)
+    return merge(tree, Mapping({"attention": Entry(tree.entries["attention"].key, inner)}, tree.place))
 
 
 def _retyped(below: Mapping, above: Mapping) -> bool:

@@ -199,7 +199,7 @@ def _term() -> Json:
 def _whole_layers() -> Json:
     """Without kinds of layers, what the top says of a layer must be all of it."""
     parts = {key: _required(field) for key, field in Document.model_fields.items() if key in PARTS}
-    placed = {"required": ["norm"], "properties": {"norm": {"required": ["placement"]}}}
+    placed = {"required": ["norm"], "properties": {"norm": {"type": "object", "required": ["placement"]}}}
     ways = [{"required": ["rope"]}, {"required": ["alibi"]}]
     placing = {"properties": {"attention": {"anyOf": ways}}, "required": ["attention"]}
     return {

@@ -114,6 +114,12 @@ def attentions(draw: st.DrawFn, width: int, context: int, norm: Keys | None, cau
             keys["qk_norm"] |= {"type": draw(st.sampled_from(["rms", "layer"])), "eps": draw(EPS)}
         if keys["qk_norm"].get("weights") == "own" or keys["qk_norm"].get("type") == "layer":
             keys["qk_norm"]["offset"] = "none"
+    if maybe(draw, 0.2):
+        keys["v_norm"] = {"over": "head", "weight": False}
+        if norm is None or maybe(draw, 0.2):
+            keys["v_norm"] |= {"type": draw(st.sampled_from(["rms", "layer"])), "eps": draw(EPS)}
+    if "v" not in bias and maybe(draw, 0.2):
+        keys["v_from"] = "k"
     return keys
 
 
@@ -200,7 +206,8 @@ def whole_norm(norm: Keys) -> Keys:
 
 def whole(attention: Keys, width: int) -> Keys:
     """With `none` for what it does not say, as a part takes the rest from the layer's key of its name."""
-    absent = dict.fromkeys(("window", "scale", "softcap", "clip", "bias", "rope", "alibi", "qk_norm"), "none")
+    said = ("window", "scale", "softcap", "clip", "bias", "rope", "alibi", "qk_norm", "v_norm", "v_from")
+    absent = dict.fromkeys(said, "none")
     made: Keys = {**absent, "kv_heads": attention["heads"], "head_dim": width // attention["heads"], **attention}
     for key, words in (("rope", ("dims", "pairs", "scaling")), ("qk_norm", ("weights",))):
         if made[key] != "none":

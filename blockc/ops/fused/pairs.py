@@ -93,7 +93,9 @@ class HeadNorm(Op):
     def samples() -> tuple[Sample, ...]:
         bare = LayerNorm(4, 1e-5, False, bare=True)
         norms = (RmsNorm(4, 1e-5), RmsNorm(4, 1e-5, 1.0), LayerNorm(4, 1e-5, True), bare)
-        return tuple(Sample(HeadNorm(norm, 2, norm.bare), (rand(2, 3, 8),)) for norm in norms)
+        owned = tuple(Sample(HeadNorm(norm, 2, norm.bare), (rand(2, 3, 8),)) for norm in norms)
+        bare_norms = (RmsNorm(4, 1e-5, bare=True), bare)
+        return (*owned, *(Sample(HeadNorm(norm, 2), (rand(2, 3, 8),)) for norm in bare_norms))
 
 
 @dataclass(frozen=True)

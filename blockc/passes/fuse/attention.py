@@ -44,7 +44,7 @@ OpT = TypeVar("OpT")
 
 @dataclass(frozen=True)
 class _Heads:
-    """Queries or keys on their way to an attention, from the flat value: split, perhaps normalised and turned."""
+    """Queries, keys or values on their way to an attention, from flat: split, perhaps normalised and turned."""
 
     flat: Value
     split: SplitHeads
@@ -60,7 +60,7 @@ class _Matched:
     attention: Node
     q: _Heads
     k: _Heads
-    v: Value
+    v: _Heads
     key: Node
     value: Node
     join: Node
@@ -103,7 +103,7 @@ def attentions(rewrite: Rewrite) -> None:
 def _passed(m: _Matched) -> Iterator[Node]:
     """The nodes that the kernel stands for. Their norms are made anew, of flat heads."""
     yield from (m.attention, m.key, m.value, m.join)
-    for heads in (m.q, m.k):
+    for heads in (m.q, m.k, m.v):
         yield from (n for n in (heads.norm, heads.gain, heads.rotary) if n is not None)
 
 
@@ -121,8 +121,9 @@ def _match(rewrite: Rewrite, n: Node) -> _Matched:
     for extend in (key, value):
         if rewrite.users[extend[0]] != [n]:
             raise Mismatch("another attention reads its cache")
-    values = _made(value.inputs[1], SplitHeads, f"{value.inputs[1].node.op.name} stands before its values")
-    m = _Matched(n, _heads(q), _heads(key.inputs[1]), values.inputs[0], key, value, join)
+    m = _Matched(n, _heads(q), _heads(key.inputs[1]), _heads(value.inputs[1]), key, value, join)
+    if m.v.rotary is not None:
+        raise Mismatch("its values are turned")
     if m.q.flat.type.shape[1] != m.k.flat.type.shape[1]:
         raise Mismatch("it has fewer new queries than new keys")
     if (m.q.rotary is None) != (m.k.rotary is None):
@@ -213,8 +214,8 @@ def _by_rows(rewrite: Rewrite, m: _Matched) -> Callable[[], None]:
 
 def _put(rewrite: Rewrite, m: _Matched, op: GroupQueryAttention | RowQueryAttention, rest: tuple[Value, ...]) -> None:
     pasts = rewrite.now(m.key.inputs[0], m.value.inputs[0])
-    q, k = (_normalised(rewrite, heads) for heads in (m.q, m.k))
-    made = node(op, q, k, *rewrite.now(m.v), *pasts, *rest, name=m.attention.name, place=m.attention.place)
+    q, k, v = (_normalised(rewrite, heads) for heads in (m.q, m.k, m.v))
+    made = node(op, q, k, v, *pasts, *rest, name=m.attention.name, place=m.attention.place)
     rewrite.new.update({m.join[0]: made[0], m.key[0]: made[1], m.value[0]: made[2]})
 
 
