@@ -82,6 +82,15 @@ Term = Leaf | Chain | Residual | Sum | Scaled
 
 
 @dataclass(frozen=True)
+class Reading:
+    """A layer whose attention reads the keys and values that an earlier layer's attention of the same label makes."""
+
+    layer: int
+    label: str
+    source: int
+
+
+@dataclass(frozen=True)
 class Decoder:
     """What a spec means, with every derived value written out and every word replaced by its term."""
 
@@ -92,6 +101,7 @@ class Decoder:
     positions: Learned | Sine | None
     kinds: tuple[str, ...] = field(compare=False)
     layers: tuple[Chain, ...] = ()
+    readings: tuple[Reading, ...] = ()
     final_norm: Norm | None = None
     embedding_width: int | None = None
     embedding_norm: Norm | None = None

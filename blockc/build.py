@@ -13,7 +13,7 @@ from blockc.algebra import Chain, Decoder, Leaf, Residual, Scaled, Sum, Term, le
 from blockc.ir import B, Function, GraphError, Interner, Node, S, Value, apply, node, tensor
 from blockc.ir.roll import called, is_call
 from blockc.ops import Add, Call, Embed, Input, KeyPositions, Linear, QueryPositions, Scale, Softcap
-from blockc.parts import Attention, Norm, Piece, Scope, Shared
+from blockc.parts import Asked, Attention, Lent, Norm, Piece, Scope, Shared
 from blockc.source import Place
 
 
@@ -21,11 +21,12 @@ def build(decoder: Decoder) -> Function:
     """logits (B, S, vocab) of input_ids, attention_mask and position_ids, all (B, S)."""
     pieces = _Layers(decoder).pieces
     root = _Root(decoder)
-    for shared in dict.fromkeys(shared for piece in pieces for shared in piece.asks):
-        root.share(shared)
+    for asked in dict.fromkeys(asked for piece in pieces for asked in piece.asks):
+        if isinstance(asked, Shared):
+            root.share(asked)
     x = root.stream()
     for i, piece in enumerate(pieces):
-        x = root.layer(piece, x, f"layers.{i}", _place(decoder.layers[i]))
+        x = root.layer(piece, x, i)
     if decoder.final_norm is not None:
         x = decoder.final_norm.expand(Scope(decoder.width), x, "final_norm", None)
     logits = root.head(x)
@@ -53,6 +54,8 @@ class _Root:
         )
         self.named: dict[str, Value] = {n.name: n[0] for n in self.inputs}
         self.shared: dict[Shared, tuple[Value, ...]] = {}
+        self.sources = {(reading.layer, reading.label): reading.source for reading in decoder.readings}
+        self.lent: dict[tuple[int, Lent], tuple[Value, ...]] = {}
 
     def position(self, name: str) -> Value:
         """Query and key positions are made when the first mask asks for them."""
@@ -86,9 +89,18 @@ class _Root:
             x = decoder.embedding_norm.expand(Scope(decoder.width), x, "embedding_norm", None)
         return x
 
-    def layer(self, piece: Piece, x: Value, name: str, place: Place | None) -> Value:
-        asked = [value for shared in piece.asks for value in self.shared[shared]]
-        return apply(Call(piece.function), x, *asked, name=name, place=place)
+    def layer(self, piece: Piece, x: Value, index: int) -> Value:
+        given = [value for asked in piece.asks for value in self._given(asked, index)]
+        name, place = f"layers.{index}", _place(self.decoder.layers[index])
+        made = node(Call(piece.function), x, *given, name=name, place=place)
+        self.lent |= {(index, lent): values for lent, values in piece.lent(made).items()}
+        return made[0]
+
+    def _given(self, asked: Asked, index: int) -> tuple[Value, ...]:
+        """Shared by all layers, or lent by the one whose keys and values this one reads."""
+        if isinstance(asked, Shared):
+            return self.shared[asked]
+        return self.lent[self.sources[index, asked.label], asked]
 
     def head(self, x: Value) -> Value:
         """A tied head shares the embedding's Param; a bias is its own."""
@@ -116,17 +128,21 @@ class _Layers:
 
     @property
     def pieces(self) -> list[Piece]:
-        made: dict[tuple[int, str], Piece] = {}  # layers of a kind are one term: its object tells it, fast
+        made: dict[object, Piece] = {}  # layers of a kind are one term: its object tells it, fast
         pieces: list[Piece] = []
-        for term, kind in zip(self.decoder.layers, self.decoder.kinds, strict=True):
-            key = id(term), kind
+        lends: dict[int, frozenset[str]] = {}
+        for reading in self.decoder.readings:
+            lends[reading.source] = lends.get(reading.source, frozenset()) | {reading.label}
+        for i, (term, kind) in enumerate(zip(self.decoder.layers, self.decoder.kinds, strict=True)):
+            labels = lends.get(i, frozenset())
+            key = id(term), kind, labels
             if key not in made:
-                made[key] = self._piece(term, kind)
+                made[key] = self._piece(term, kind, labels)
             pieces.append(made[key])
         return pieces
 
-    def _piece(self, chain: Chain, kind: str) -> Piece:
-        scope = Scope(self.decoder.width)
+    def _piece(self, chain: Chain, kind: str, lends: frozenset[str]) -> Piece:
+        scope = Scope(self.decoder.width, lends)
         try:
             out = _expand(chain, scope, scope.x[0])
         except GraphError as error:
@@ -134,7 +150,7 @@ class _Layers:
                 f"layer kind {kind}: {error}", error.place, expected=error.expected, got=error.got
             ) from None
         piece = scope.close("Layer", out, steps(chain))
-        return Piece(self._named(piece.function, kind), piece.asks)
+        return replace(piece, function=self._named(piece.function, kind))
 
     def _named(self, function: Function, kind: str) -> Function:
         """Interns from the inside out, so that the text of every function names each callee once."""

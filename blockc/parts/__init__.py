@@ -1,7 +1,7 @@
 """The parts: what a spec's keys stand for, each with the ops that it expands to."""
 
 from blockc.parts.attention import Alibi, Attention
-from blockc.parts.base import Loc, Model, OrNone, Part, Piece, Problem, Scope, Shared
+from blockc.parts.base import Asked, Lent, Loc, Model, OrNone, Part, Piece, Problem, Scope, Shared
 from blockc.parts.mlp import Mlp
 from blockc.parts.norm import Norm, QkNorm
 from blockc.parts.position import Learned, Positions, Sine
@@ -11,6 +11,6 @@ from blockc.parts.rope import Linear, Llama3, Longrope, Rope, Yarn
 PARTS: dict[str, type[Part]] = {"attention": Attention, "mlp": Mlp, "norm": Norm}
 
 __all__ = [
-    "PARTS", "Alibi", "Attention", "Learned", "Linear", "Llama3", "Loc", "Longrope", "Mlp", "Model", "Norm", "OrNone",
-    "Part", "Piece", "Positions", "Problem", "QkNorm", "Rope", "Scope", "Shared", "Sine", "Yarn",
+    "PARTS", "Alibi", "Asked", "Attention", "Learned", "Lent", "Linear", "Llama3", "Loc", "Longrope", "Mlp", "Model",
+    "Norm", "OrNone", "Part", "Piece", "Positions", "Problem", "QkNorm", "Rope", "Scope", "Shared", "Sine", "Yarn",
 ]  # fmt: skip

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, TypeVar
+from itertools import islice
+from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from blockc.diagnostics import Code
-from blockc.ir import B, Function, Node, S, Type, Value, apply, tensor
+from blockc.ir import B, Function, Node, S, Type, Value, node, tensor
 from blockc.ops import Call, Input, Op
 from blockc.source import Place
 
@@ -56,17 +57,43 @@ class Shared:
     reads: tuple[str, ...]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return self.op.output_names
+
+    @property
     def types(self) -> tuple[Type, ...]:
         return self.op.infer(*(tensor("int", B, S) for _ in self.reads))
 
 
+@dataclass(frozen=True)
+class Lent:
+    """Keys and values (B, heads, S, head_dim) that one layer's attention makes, and later ones of its label read."""
+
+    label: str
+    heads: int
+    head_dim: int
+    names: ClassVar[tuple[str, ...]] = ("key", "value")
+
+    @property
+    def types(self) -> tuple[Type, ...]:
+        return (tensor("float", B, self.heads, S, self.head_dim),) * 2
+
+
+Asked = Shared | Lent
+
+
 @dataclass
 class Scope:
-    """A function being written: its stream comes in as x, and what it asks for becomes further inputs."""
+    """A function being written: its stream comes in as x, and what it asks for becomes further inputs.
+
+    `lends` are the labels of attentions that later layers read; what these lend becomes further outputs.
+    """
 
     width: int
+    lends: frozenset[str] = frozenset()
     x: Node = field(init=False)
-    asked: dict[Shared, tuple[Node, ...]] = field(default_factory=dict[Shared, tuple[Node, ...]], init=False)
+    asked: dict[Asked, tuple[Node, ...]] = field(default_factory=dict[Asked, tuple[Node, ...]], init=False)
+    lent: dict[Lent, tuple[Value, ...]] = field(default_factory=dict[Lent, tuple[Value, ...]], init=False)
 
     names: set[str] = field(default_factory=set[str], init=False)
 
@@ -78,22 +105,28 @@ class Scope:
         self.names.add(name := _free(wish, self.names))
         return name
 
-    def ask(self, shared: Shared) -> tuple[Value, ...]:
-        if shared not in self.asked:
+    def ask(self, asked: Asked) -> tuple[Value, ...]:
+        if asked not in self.asked:
             taken = [n.name for nodes in self.asked.values() for n in nodes]
-            self.asked[shared] = tuple(
-                Node(Input(type_), (), _free(name, taken))
-                for name, type_ in zip(shared.op.output_names, shared.types, strict=True)
+            self.asked[asked] = tuple(
+                Node(Input(type_), (), _free(name, taken)) for name, type_ in zip(asked.names, asked.types, strict=True)
             )
-        return tuple(n[0] for n in self.asked[shared])
+        return tuple(n[0] for n in self.asked[asked])
 
     def close(self, name: str, output: Value, doc: str) -> Piece:
         inputs = (self.x, *(n for nodes in self.asked.values() for n in nodes))
-        return Piece(Function(name, inputs, (("out", output),), doc=doc, stream="x"), tuple(self.asked))
+        outputs = [("out", output)]
+        for lent, values in self.lent.items():
+            taken = [name for name, _ in outputs]
+            outputs += ((_free(name, taken), value) for name, value in zip(lent.names, values, strict=True))
+        function = Function(name, inputs, tuple(outputs), doc=doc, stream="x")
+        return Piece(function, tuple(self.asked), tuple(self.lent))
 
     def call(self, piece: Piece, x: Value, *, name: str, place: Place | None) -> Value:
-        asked = (value for shared in piece.asks for value in self.ask(shared))
-        return apply(Call(piece.function), x, *asked, name=name, place=place)
+        asked = (value for each in piece.asks for value in self.ask(each))
+        made = node(Call(piece.function), x, *asked, name=name, place=place)
+        self.lent |= piece.lent(made)
+        return made[0]
 
 
 @dataclass(frozen=True)
@@ -101,7 +134,13 @@ class Piece:
     """A finished function and what its caller must pass in after the stream."""
 
     function: Function
-    asks: tuple[Shared, ...]
+    asks: tuple[Asked, ...]
+    lends: tuple[Lent, ...] = ()
+
+    def lent(self, call: Node) -> dict[Lent, tuple[Value, ...]]:
+        """What a call of the function gives beside the stream."""
+        values = (call[i] for i in range(1, len(call.types)))
+        return {lent: tuple(islice(values, len(lent.names))) for lent in self.lends}
 
 
 class Part(Model):
