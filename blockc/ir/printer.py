@@ -98,21 +98,29 @@ def _fields(n: Node) -> Iterator[tuple[str, object]]:
 
 def _loop(loop: Loop, names: Names) -> Iterator[str]:
     first = loop.calls[0]
+    start = int(first.name.rpartition(".")[2])
     columns = [
-        "chain" if i == loop.chain else names[loop.fixed[i]] if i in loop.fixed else _column(loop.varying[i], names)
+        "chain"
+        if i == loop.chain
+        else names[loop.fixed[i]]
+        if i in loop.fixed
+        else _column(loop.varying[i], names, start)
         for i in range(len(first.inputs))
     ]
     kinds = [f.name for f in loop.functions]
     cycle = kinds[: period(tuple(kinds))]
     yield f"chain = {names[first.inputs[loop.chain]]}"
-    yield f"for N in 0..{len(loop.calls) - 1}:"
+    yield f"for N in {start}..{start + len(loop.calls) - 1}:"
     yield f"    chain = {' | '.join(cycle)} as {loop.prefix}.N({', '.join(columns)}) : {_types(first)}"
     yield f"{loop.prefix} = chain"
 
 
-def _column(values: tuple[Value, ...], names: Names) -> str:
+def _column(values: tuple[Value, ...], names: Names, start: int) -> str:
+    """What is other in each call. Of pasts, the one of call N, which is its layer's number."""
     texts = tuple(names[value] for value in values)
-    if all(_indexed(text) for text in texts):
-        return texts[0].replace(".0.", ".N.")
+    if all(_indexed(text) and not value.node.inputs for text, value in zip(texts, values, strict=True)):
+        before, index, after = texts[0].split(".")
+        behind = start - int(index)  # layers before it that remember nothing
+        return f"{before}.{f'(N - {behind})' if behind else 'N'}.{after}"
     n = period(texts)
     return "[" + ", ".join(texts[:n]) + "]" + ("[N % " + str(n) + "]" if n < len(texts) else "[N]")
