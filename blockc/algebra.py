@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockc.diagnostics.meaning import LABEL, LABEL_TWICE, NO_SUCH_PART, PART_ABSENT, TERM, UNREAD
-from blockc.parts import PARTS, Learned, Norm, Part, Sine
+from blockc.parts import PARTS, Attention, Learned, Norm, Part, Sine
 from blockc.source import (
     Finding,
     Mapping,
@@ -32,7 +32,7 @@ from blockc.source import (
     plain,
 )
 from blockc.source import suggest as nearest
-from blockc.spec import Layer, Spec, key_of, own_part, written
+from blockc.spec import Attending, Layer, Reading, Spec, key_of, own_part, readings, written
 from blockc.spec.faults import dotted, from_problem, shown
 from blockc.spec.labels import refusal
 
@@ -82,15 +82,6 @@ Term = Leaf | Chain | Residual | Sum | Scaled
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A layer whose attention reads the keys and values that an earlier layer's attention of the same label makes."""
-
-    layer: int
-    label: str
-    source: int
-
-
-@dataclass(frozen=True)
 class Decoder:
     """What a spec means, with every derived value written out and every word replaced by its term."""
 
@@ -120,7 +111,8 @@ def elaborate(spec: Spec) -> Decoder:
     """Raises SpecError where a term does not stand."""
     top, embedding = spec.top, spec.top.embedding
     terms = dict(every(lambda layer: (layer.kind, _layer_term(layer, top.width, top.context)), spec.distinct))
-    if faults := [*_unread_parts(spec, terms), *_unread_keys(spec, terms)]:
+    found, unlent = readings(spec, {layer.kind: _attentions(layer, terms[layer.kind]) for layer in spec.distinct})
+    if faults := [*_unread_parts(spec, terms), *_unread_keys(spec, terms), *unlent]:
         raise SpecError(faults)
     return Decoder(
         vocab=top.vocab,
@@ -132,6 +124,7 @@ def elaborate(spec: Spec) -> Decoder:
         positions=top.positions,
         kinds=tuple(layer.kind for layer in spec.layers),
         layers=tuple(terms[layer.kind] for layer in spec.layers),
+        readings=found,
         final_norm=spec.final_norm.part.resolved(top.width) if spec.final_norm else None,
         tied=top.head.tied,
         head_bias=bool(top.head.bias),
@@ -159,6 +152,16 @@ def leaves(term: Term) -> Iterator[Leaf]:
                 yield from leaves(branch)
         case Scaled():
             pass
+
+
+def _attentions(layer: Layer, term: Term) -> list[Attending]:
+    found: list[Attending] = []
+    for leaf in leaves(term):
+        if isinstance(leaf.part, Attention):
+            own = leaf.label in layer.keys.own
+            tree, where = (own_part(layer, leaf.label).tree, ()) if own else (layer.tree, ("attention",))
+            found.append(Attending(leaf.label, leaf.part, tree, where))
+    return found
 
 
 # Reading a term
@@ -313,22 +316,27 @@ def canonical(value: object) -> Any:
     """Terms as plain data: what `show --expanded` prints and the semantic hash covers."""
     match value:
         case Decoder():
-            names = {chain: str(i) for i, chain in enumerate(dict.fromkeys(value.layers))}
+            forms = {chain: canonical(chain) for chain in value.layers}
+            blocks = [form for i, form in enumerate(forms.values()) if form not in [*forms.values()][:i]]
             return {
                 "vocab": value.vocab,
                 "width": value.width,
                 "context": value.context,
                 "embedding": {"scale": value.scale, **_said(width=value.embedding_width, norm=value.embedding_norm)},
                 "positions": canonical(value.positions),
-                "blocks": {name: canonical(chain) for chain, name in names.items()},
-                "layers": [names[chain] for chain in value.layers],
+                "blocks": {str(i): form for i, form in enumerate(blocks)},
+                "layers": [str(blocks.index(forms[chain])) for chain in value.layers],
+                **_said(kv_from={f"{r.layer}.{r.label}": r.source for r in value.readings} or None),
                 "final_norm": canonical(value.final_norm),
                 "head": {"tied": value.tied, **_said(bias=value.head_bias or None, scale=value.head_scale),
                          "softcap": value.softcap},
             }  # fmt: skip
         case Leaf():
             key = next(key for key, class_ in PARTS.items() if type(value.part) is class_)
-            return {value.label: {key: canonical(value.part)}}
+            said = canonical(value.part)
+            if said.get("kv_from"):  # which layer that is, is said of each layer; what its kind is called means nothing
+                said["kv_from"] = True
+            return {value.label: {key: said}}
         case Chain():
             return [canonical(term) for term in value.terms]
         case Residual():

@@ -28,7 +28,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "norm": ("type", "eps", "weight", "bias", "offset", "placement", "final"),
     "attention": (
         "heads", "kv_heads", "head_dim", "scale", "causal", "bias", "window", "softcap", "clip", "sinks",
-        "qk_norm", "v_norm", "v_from", "rope", "alibi",
+        "qk_norm", "v_norm", "v_from", "kv_from", "rope", "alibi",
     ),
     "qk_norm": ("over", "weights", "type", "eps", "offset"),
     "v_norm": ("over", "weight", "type", "eps"),

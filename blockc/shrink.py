@@ -58,6 +58,7 @@ class _Sizes:
         self.all = [leaf.part for chain in chains for leaf in leaves(chain) if isinstance(leaf.part, Attention)]
         self.was = spec.top.width
         self.base = next((layer.keys.attention for layer in spec.layers if layer.keys.attention), None)
+        self.grouped = any(a.heads != a.kv_heads for a in self.all)
         self.factor = self._factor()
         self.width = self._width()
 
@@ -81,18 +82,19 @@ class _Sizes:
         a = self.base.resolved(self.was) if self.base else None
         if a is None:
             return min(self.was, WIDTH)
-        return max(1, self.was * heads(a)[0] * self.head_dim(a) // (a.heads * (a.head_dim or 1)))
+        return max(1, self.was * self.heads(a)[0] * self.head_dim(a) // (a.heads * (a.head_dim or 1)))
 
     def head_dim(self, a: Attention) -> int:
         return int((a.head_dim or 1) * self.factor)
 
+    def heads(self, a: Attention) -> tuple[int, int]:
+        """Two key-value heads at least, so that their order shows, and as many queries to each, up to GROUP.
 
-def heads(a: Attention) -> tuple[int, int]:
-    """Two key-value heads at least, so that their order shows, and as many queries to each, up to GROUP."""
-    kv_heads = a.kv_heads or a.heads
-    group = min(a.heads // kv_heads, GROUP)
-    few = min(kv_heads, 2 if group > 1 else 4)
-    return few * group, few
+        As many key-value heads become as many, whatever reads them: layers may read those of others.
+        """
+        kv_heads = a.kv_heads or a.heads
+        few = min(kv_heads, 2 if self.grouped else 4)
+        return few * min(a.heads // kv_heads, GROUP), few
 
 
 def _layer_places(tree: Mapping) -> list[tuple[str, ...]]:
@@ -116,7 +118,7 @@ def _attention(tree: Mapping, path: tuple[str, ...], sizes: _Sizes) -> Mapping:
     said = {key: plain(entry.value) for key, entry in here.entries.items()}
     own = {key: value if isinstance(value, int) else None for key, value in said.items() if key in _OWN}
     a = sizes.base.model_copy(update=own).resolved(sizes.was)
-    (few, kv_heads), head_dim = heads(a), sizes.head_dim(a)
+    (few, kv_heads), head_dim = sizes.heads(a), sizes.head_dim(a)
     new: dict[str, int] = {"heads": few, "kv_heads": kv_heads, "head_dim": head_dim}
     edits: dict[tuple[str, ...], int | float] = {(key,): new[key] for key in _OWN if isinstance(said.get(key), int)}
     if "heads" in said and "head_dim" not in said and few * head_dim != sizes.width:

@@ -60,6 +60,18 @@ VARIANTS = {
         "attention: {v_norm: none, v_from: none}",
         "attention: {heads: 2, v_from: k, v_norm: {over: head, weight: false, type: layer, eps: 0.1}}",
     ),
+    "keys of another layer": "depth: 5\nlayers: {first: [a, b], pattern: [c, c, d], kinds: {a: {}, "
+    "b: {attention: {heads: 4}}, c: {attention: {kv_from: a, window: 4}}, d: {attention: {heads: 4, kv_from: b}}}}",
+    "keys of another layer, joined": "depth: 4\nlayers: {pattern: [a, a+b], "
+    "kinds: {a: {attention: {window: 4}}, b: {attention: {kv_from: a}}}}",
+    "keys of another layer, both ways": two("", "attention: {kv_from: a}", "attention: {heads: 2, causal: false}"),
+    "keys of another layer, turned": two("", "attention: {kv_from: a}", rope()),
+    "keys of another layer's part": two(
+        "",
+        "parts: {wide: {attention: {kv_from: a, sinks: true}}}",
+        "parts: {wide: {attention: {heads: 4, kv_heads: 1}}}",
+        f"{BARE}block: [attention, {{residual: [wide]}}, mlp]",
+    ),
     "sinks": "attention: {heads: 4, kv_heads: 2, sinks: true, window: 4}",
     "no sinks in one": two("", "attention: {sinks: none}", "attention: {heads: 2, sinks: true}"),
     "a clamped gate": "mlp: {type: swiglu_clamped, width: 8, limit: 0.5, alpha: 1.7, bias: [gate, up]}",

@@ -99,7 +99,6 @@ LATER = [
     ("attention: {heads: 2, qk_norm: {over: projection, «order»: after_rope}}", "order"),
     ("attention: {heads: 2, «output_gate»: true}", "output_gate"),
     ("attention: {heads: 2, «latent»: {kv_rank: 4}}", "latent"),
-    ("attention: {heads: 2, «kv_from»: local}", "kv_from"),
     (f"attention: {{heads: 2, rope: {{{ROPE}, scaling: {{type: «dynamic», factor: 2}}}}}}", "dynamic"),
     ("mlp: {type: relu, width: 4, «experts»: {count: 4, active: 2}}", "experts"),
 ]

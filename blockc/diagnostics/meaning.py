@@ -211,8 +211,8 @@ JOINED = error(
 INERT = error(
     "BLC227",
     "a key that another leaves without effect",
-    "With v_from: k there is no matrix of values, and so no bias of it. A key without effect says something that is "
-    "not so.",
+    "With v_from: k there is no matrix of values, and so no bias of it; with kv_from there is none of keys either, and "
+    "no norm of values. A key without effect says something that is not so.",
     bad="attention: {heads: 4, v_from: k, bias: [k, v], rope: {theta: 10000, pairing: half}}\n",
     good="attention: {heads: 4, v_from: k, bias: [k], rope: {theta: 10000, pairing: half}}\n",
 )
@@ -224,6 +224,23 @@ V_NORM = error(
     "attention: {heads: 4, v_norm: {over: head, weight: false}, rope: {theta: 10000, pairing: half}}\n",
     good="norm: none\nblock: [attention, mlp]\nattention:\n  heads: 4\n  rope: {theta: 10000, pairing: half}\n"
     "  v_norm: {over: head, weight: false, type: rms, eps: 1e-6}\n",
+)
+KV_KIND = error(
+    "BLC229",
+    "keys and values of a layer kind that is not there",
+    "kv_from names the kind of the layers whose keys and values are read: one of layers.kinds that is laid.",
+    bad="layers: {pattern: [local, shared], kinds: {local: {}, shared: {attention: {kv_from: lokal}}}}\n",
+    good="layers: {pattern: [local, shared], kinds: {local: {}, shared: {attention: {kv_from: local}}}}\n"
+    "expect: {layers: {local: 1, shared: 1}}\n",
+)
+KV_SOURCE = error(
+    "BLC230",
+    "no layer to read keys and values from",
+    "kv_from reads what the latest earlier layer of the kind makes. The first layer of all makes its own, and one that "
+    "reads another's lends none.",
+    bad="layers: {pattern: [shared, local], kinds: {local: {}, shared: {attention: {kv_from: local}}}}\n",
+    good="layers: {pattern: [local, shared], kinds: {local: {}, shared: {attention: {kv_from: local}}}}\n"
+    "expect: {layers: {local: 1, shared: 1}}\n",
 )
 TERM = error(
     "BLC231",
@@ -274,4 +291,14 @@ OWN_PART = error(
     "parts gives a label to a variation on one of attention, mlp and norm: {label: {mlp: {...}}}.",
     bad="norm: {type: rms, eps: 1e-5}\nblock: [attention, mlp, wide]\nparts: {wide: {width: 64}}\n",
     good="norm: {type: rms, eps: 1e-5}\nblock: [attention, mlp, wide]\nparts: {wide: {mlp: {width: 64}}}\n",
+)
+KV_UNLIKE = error(
+    "BLC238",
+    "keys and values that do not fit their reader",
+    "An attention that reads an earlier layer's keys and values has as many key-value heads, of the same size, and "
+    "turns its queries as the keys were turned.",
+    bad="layers: {pattern: [local, shared], kinds: {local: {attention: {kv_heads: 2}}, "
+    "shared: {attention: {kv_from: local}}}}\n",
+    good="layers: {pattern: [local, shared], kinds: {local: {attention: {kv_heads: 2}}, "
+    "shared: {attention: {kv_heads: 2, kv_from: local}}}}\nexpect: {layers: {local: 1, shared: 1}}\n",
 )

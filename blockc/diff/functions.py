@@ -19,8 +19,15 @@ Ref = tuple[object, ...]
 
 
 @dataclass(frozen=True)
+class OfLayer(Op):
+    """Keys or values that an earlier layer made."""
+
+    layer: int
+
+
+@dataclass(frozen=True)
 class Given:
-    """What a function is handed beside its stream: a mask or a table, by the op that made it at the root."""
+    """What a function is handed beside its stream: a mask or a table, by the op that made it at the root, or keys."""
 
     op: Op
     index: int
@@ -62,13 +69,13 @@ class View:
 
 def view(function: Function, given: Mapping[Node, Given], labels: Mapping[str, str]) -> View:
     nodes = {labels.get(n.name, n.name): n for n in function.nodes if not isinstance(n.op, Add)}
-    return View(function, nodes, given, tuple(value for _, value in function.outputs))
+    return View(function, nodes, given, (function.outputs[0][1],))  # whoever reads what it lends says so
 
 
 def root(function: Function) -> View:
     """What surrounds the layers. Masks and tables, which only layers read, belong to them."""
     calls = [n for n in function.nodes if is_call(n)]
-    shared, todo = set[Node](), [v.node for n in calls for v in n.inputs[1:]]
+    shared, todo = set[Node](), [v.node for n in calls for v in n.inputs[1:] if not is_call(v.node)]
     while todo:
         if (n := todo.pop()) not in shared:
             shared.add(n)
@@ -80,8 +87,13 @@ def root(function: Function) -> View:
 
 def layer(call: Node, labels: Mapping[str, str]) -> View:
     function = called(call)
-    masks = zip(function.inputs[1:], call.inputs[1:], strict=True)
-    return view(function, {formal: Given(v.node.op, v.index) for formal, v in masks}, labels)
+    handed = zip(function.inputs[1:], call.inputs[1:], strict=True)
+    return view(function, {formal: _given(value) for formal, value in handed}, labels)
+
+
+def _given(value: Value) -> Given:
+    n = value.node
+    return Given(OfLayer(int(n.name.rpartition(".")[2])) if is_call(n) else n.op, value.index)
 
 
 def compare(a: View, b: View) -> Differs:
@@ -102,7 +114,7 @@ class _Comparison:
         left, right = _Wires(self.a, self.both, self.moved), _Wires(self.b, self.both, self.moved)
         for name in self.both:
             n, m = self.a.nodes[name], self.b.nodes[name]
-            if said := list(self.node(n, m)):
+            if said := list(dict.fromkeys(self.node(n, m))):
                 found.nodes[name] = said
             found.wiring = found.wiring or left.into(n) != right.into(m)
         ends = [[wires.of(value) for value in wires.view.ends] for wires in (left, right)]
@@ -193,7 +205,8 @@ class _Wires:
         if n in self.name:
             return "node", self.name[n], value.index
         if n in self.view.given:
-            return "given", value.type.dtype, self.view.given[n].index
+            given = self.view.given[n]
+            return "given", value.type.dtype, isinstance(given.op, OfLayer), given.index
         if n in self.view.function.inputs:
             return "input", n.name
         if isinstance(n.op, Add):

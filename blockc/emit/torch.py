@@ -156,11 +156,13 @@ class _Body:
     """A function's statements, and what each value is called in them."""
 
     def __init__(self, function: Function, helpers: Sequence[str]) -> None:
+        self.function = function
         self.names: dict[Value, str] = {n[0]: n.name for n in function.inputs}
         self.taken = {*self.names.values(), *_RESERVED, *helpers}
         self.pasts = {n[0] for n in function.inputs if _is_past(n)}
         self.layers = [n for n in function.nodes if is_call(n) and "." in n.name]
         self.stateful = [n for n in self.layers if any(v in self.pasts for v in n.inputs)]
+        self.lends = {v.node for n in function.nodes for v in n.inputs if v.index and is_call(v.node)}
         self.steps: list[Step] = []
         for item in roll(function):
             self.steps.append(self._loop(item) if isinstance(item, Loop) else self._step(item))
@@ -186,14 +188,21 @@ class _Body:
     def _call(self, n: Node) -> Step:
         function = called(n)
         plain = tuple(self[v] for v in n.inputs if not (self.layers and v in self.pasts))
-        wishes = (n.name.replace(".", "_"), *function.output_names[1:])
+        path = n.name.replace(".", "_")
+        wishes = (path, *(f"{path}_{name}" if n in self.lends else name for name in function.output_names[1:]))
         if n not in self.stateful:
             targets = tuple(self._bind(n[i], wish) for i, wish in enumerate(wishes))
             return Step("call", targets, "", shape(n.types[0]), {"callee": _member(n.name), "arguments": plain})
-        targets = (self._bind(n[0], wishes[0]), *wishes[1:])
+        bound = len(wishes) if n in self.lends else 1  # what later layers read has a name of its own
+        targets = (*(self._bind(n[i], wishes[i]) for i in range(bound)), *wishes[bound:])
         index = self.stateful.index(n)
         return Step("layer_call", targets, "", shape(n.types[0]),
-                    {"callee": _member(n.name), "arguments": plain, "index": index})  # fmt: skip
+                    {"callee": _member(n.name), "arguments": plain, "index": index,
+                     "present": self._present(n, targets)})  # fmt: skip
+
+    def _present(self, n: Node, targets: Sequence[str]) -> list[str]:
+        """Those of a call's targets that are its present, in the order of its past."""
+        return [targets[value.index] for _, value in self.function.outputs[1:] if value.node is n]
 
     def _loop(self, loop: Loop) -> Step:
         """for layer, past in zip(self.layers, past_key_values): what varies is zipped, what is fixed is passed."""
@@ -218,9 +227,10 @@ class _Body:
         if cached:
             names.append("past")
             columns.append(f"past_key_values{_slice(loop.calls, self.stateful)}")
-        return Step(template, ("x", *function.output_names[1:]), "", shape(first.types[0]),
+        targets = ("x", *function.output_names[1:])
+        return Step(template, targets, "", shape(first.types[0]),
                     {"starts": [] if start == "x" else [start], "layers": layers, "zipped": _zipped(names, columns),
-                     "arguments": arguments})  # fmt: skip
+                     "arguments": arguments, "present": self._present(first, targets)})  # fmt: skip
 
 
 def _slice(calls: Sequence[Node], every: Sequence[Node]) -> str:

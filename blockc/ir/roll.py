@@ -53,11 +53,15 @@ def _signature(call: Node) -> object:
 
 
 def roll(function: Function) -> list[Node | Loop]:
-    """The function's nodes in order, with each chain of two or more alike calls folded into a Loop."""
+    """The function's nodes in order, with each chain of two or more alike calls folded into a Loop.
+
+    A call of which more than the stream is read stands by itself: what a loop gives is its last call's.
+    """
     items: list[Node | Loop] = []
     run: list[Node] = []
+    lends = {value.node for n in function.nodes for value in n.inputs if value.index and is_call(value.node)}
     for current in (*function.nodes, None):
-        if current is not None and run and _continues(run[-1], current):
+        if current is not None and run and not lends & {run[-1], current} and _continues(run[-1], current):
             run.append(current)
             continue
         items.extend([_loop(run)] if len(run) > 1 else run)

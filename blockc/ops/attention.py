@@ -87,6 +87,7 @@ class Attention(Op):
     q (B, heads, S, d), k (B, kv_heads, T, d), v (B, kv_heads, T, d), mask bool (B, 1, S, T) -> (B, heads, S, d).
     Query head h reads key-value head h // (heads / kv_heads). cap(x) = softcap * tanh(x / softcap), before the mask.
     Where it is biased, the mask is of floats (B, heads, S, T), added to the scores and -inf at what is not seen.
+    Keys and values that are borrowed are another attention's, which remembers them.
     """
 
     heads: int
@@ -94,6 +95,7 @@ class Attention(Op):
     scale: float
     softcap: float | None = None
     biased: bool = False
+    borrowed: bool = False
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         q, k, v, mask = args
@@ -167,7 +169,7 @@ class Attention(Op):
         return (Tokens(mask.query_axis),)
 
     def state(self) -> tuple[State, ...]:
-        return State(1, 2, "key"), State(2, 2, "value")
+        return () if self.borrowed else (State(1, 2, "key"), State(2, 2, "value"))
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:

@@ -12,7 +12,7 @@ from blockc.ir import Value, apply
 from blockc.ops import Alibi as AlibiOp
 from blockc.ops import Attention as AttentionOp
 from blockc.ops import Clip, Linear, MergeHeads, SinkAttention, Sinks, SplitHeads, Visible, VisibleBothWays
-from blockc.parts.base import NOTHING, Model, OrNone, Part, Problem, Scope, Shared
+from blockc.parts.base import NOTHING, KindName, Lent, Model, OrNone, Part, Problem, Scope, Shared
 from blockc.parts.norm import QkNorm, VNorm
 from blockc.parts.rope import Rope
 from blockc.source import Place
@@ -45,6 +45,7 @@ class Attention(Part):
     qk_norm: OrNone[QkNorm] = None
     v_norm: OrNone[VNorm] = None
     v_from: OrNone[Literal["k"]] = None
+    kv_from: OrNone[KindName] = None
 
     def resolved(self, width: int) -> Attention:
         head_dim = self.head_dim or width // self.heads
@@ -90,9 +91,7 @@ class Attention(Part):
             yield problem.under("qk_norm")
         for problem in self.v_norm.problems() if self.v_norm else ():
             yield problem.under("v_norm")
-        if self.v_from and "v" in self.bias:
-            yield Problem(INERT, ("bias",), "v_from: k leaves no matrix of values to bias", "no v here",
-                          also=(("values are keys", ("v_from",)),))  # fmt: skip
+        yield from self._inert_problems()
         for key in ("softcap", "alibi"):
             if self.sinks and getattr(self, key):
                 yield Problem(SINKS, (key,), f"{key} changes scores, and no sink is defined beside it", f"no {key}",
@@ -100,6 +99,22 @@ class Attention(Part):
         if self.alibi and not self.causal:
             yield Problem(ALIBI, ("alibi",), "alibi looks back, and causal: false looks both ways", "no alibi",
                           also=(("causal", ("causal",)),))  # fmt: skip
+
+    def _inert_problems(self) -> Iterator[Problem]:
+        """What is said of keys and values that this attention does not make."""
+        if self.v_from and "v" in self.bias:
+            yield Problem(INERT, ("bias",), "v_from: k leaves no matrix of values to bias", "no v here",
+                          also=(("values are keys", ("v_from",)),))  # fmt: skip
+        if not self.kv_from:
+            return
+        others = (("keys and values are read", ("kv_from",)),)
+        if "k" in self.bias or "v" in self.bias:
+            message = "kv_from leaves no matrix of keys or values to bias"
+            yield Problem(INERT, ("bias",), message, "no k and no v here", also=others)
+        for key in ("v_norm", "v_from"):
+            if getattr(self, key):
+                message = f"kv_from leaves no values to make: {key} is of the layer that makes them"
+                yield Problem(INERT, (key,), message, f"{key}: none", also=others)
 
     def _window_problems(self, context: int) -> Iterator[Problem]:
         if self.window is None:
@@ -119,28 +134,37 @@ class Attention(Part):
         heads, kv_heads, head_dim, scale = a.heads, a.kv_heads or 0, a.head_dim or 0, a.scale or 0.0
         inner = Scope(scope.width)
         (mask,) = inner.ask(a._mask)
-        q = a._in_heads(inner, a._flat(inner, "q", place), "q", place)
-        keys = a._flat(inner, "k", place)
-        k = a._in_heads(inner, keys, "k", place)
-        v = a._in_heads(inner, keys if a.v_from else a._flat(inner, "v", place), "v", place)
+        q = a._in_heads(a._flat(inner, "q", place), "q", place)
+        lent, borrowed = Lent(label, kv_heads, head_dim), a.kv_from is not None
+        k, v = inner.ask(lent) if borrowed else a._keys_and_values(inner, place)
         if a.rope:
             cos, sin = inner.ask(Shared("rotary", a.rope.table(head_dim), ("position_ids",)))
             rotary = a.rope.turn(head_dim)
             q = apply(rotary, q, cos, sin, name="q_rotated", place=place)
-            k = apply(rotary, k, cos, sin, name="k_rotated", place=place)
-        op = AttentionOp(heads, kv_heads, scale, a.softcap, biased=a.alibi is not None)
+            k = k if borrowed else apply(rotary, k, cos, sin, name="k_rotated", place=place)
+        if label in scope.lends:
+            inner.lent[lent] = k, v
+        op = AttentionOp(heads, kv_heads, scale, a.softcap, biased=a.alibi is not None, borrowed=borrowed)
         sinks: tuple[Value, ...] = ()
         if a.sinks:
-            op, sinks = SinkAttention(heads, kv_heads, scale), (apply(Sinks(heads), name="sinks", place=place),)
+            op = SinkAttention(heads, kv_heads, scale, borrowed=borrowed)
+            sinks = (apply(Sinks(heads), name="sinks", place=place),)
         mixed = apply(op, q, k, v, mask, *sinks, name="mixed", place=place)
         joined = apply(MergeHeads(), mixed, name="joined", place=place)
         o = apply(Linear(heads * head_dim, scope.width, "o" in a.bias), joined, name="o", place=place)
-        normed = f", q and k normed over the {a.qk_norm.over}" if a.qk_norm else ""
-        normed += (", v over the head" if a.qk_norm else ", v normed over the head") if a.v_norm else ""
-        normed += ", v made as k" if a.v_from else ""
-        lowered = ", scores lowered by distance" if a.alibi else ", with a sink each" if a.sinks else ""
-        doc = f"{heads} query heads of {head_dim} read {kv_heads} key-value heads{normed}{lowered}."
+        doc = f"{heads} query heads of {head_dim} read {kv_heads} key-value heads{a._details}."
         return scope.call(inner.close("Attention", o, doc), x, name=label, place=place)
+
+    @property
+    def _details(self) -> str:
+        """What a reader of the emitted class is told beside its sizes."""
+        said = " of an earlier layer" if self.kv_from else ""
+        if self.qk_norm:
+            said += f", q {'' if self.kv_from else 'and k '}normed over the {self.qk_norm.over}"
+        if self.v_norm:
+            said += ", v over the head" if self.qk_norm else ", v normed over the head"
+        said += ", v made as k" if self.v_from else ""
+        return said + (", scores lowered by distance" if self.alibi else ", with a sink each" if self.sinks else "")
 
     @property
     def _mask(self) -> Shared:
@@ -160,7 +184,14 @@ class Attention(Part):
         x = apply(Linear(inner.width, count * head_dim, name in self.bias), inner.x[0], name=name, place=place)
         return x if self.clip is None else apply(Clip(float(self.clip)), x, name=f"{name}_clipped", place=place)
 
-    def _in_heads(self, inner: Scope, x: Value, name: str, place: Place | None) -> Value:
+    def _keys_and_values(self, inner: Scope, place: Place | None) -> tuple[Value, Value]:
+        """Not turned yet."""
+        keys = self._flat(inner, "k", place)
+        k = self._in_heads(keys, "k", place)
+        values = keys if self.v_from else self._flat(inner, "v", place)
+        return k, self._in_heads(values, "v", place)
+
+    def _in_heads(self, x: Value, name: str, place: Place | None) -> Value:
         """q, k or v split, with a norm on either side of the split."""
         count, head_dim = self._sizes(name)
         norm = self.qk_norm if name != "v" else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Annotated, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from blockc.diagnostics import Code
 from blockc.ir import B, Function, Node, S, Type, Value, node, tensor
@@ -20,6 +20,8 @@ Loc = tuple[str | int, ...]
 ORNONE = BeforeValidator(lambda value: None if value == "none" else value)  # `none` turns a thing off
 OrNone = Annotated[T | None, ORNONE]
 NOTHING = BeforeValidator(lambda value: () if value == "none" else value)  # the same of a list
+KIND = r"^[a-z][a-z0-9_]{0,31}$"
+KindName = Annotated[str, Field(pattern=KIND)]  # of layers.kinds
 
 
 @dataclass(frozen=True)

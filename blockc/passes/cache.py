@@ -1,5 +1,6 @@
 """with_cache: what an op must remember becomes inputs and outputs, through nested calls.
 
+What a function gives on to others is then all of it, past and new, and is its own present.
 Prefill and decode are the same cached function: with P past and S new tokens, any S.
 """
 
@@ -13,11 +14,12 @@ from blockc.ops import Call, Extend, Input
 
 @dataclass(frozen=True)
 class _Held:
-    """One state of a function: what it is called, what its past looks like, and which op's it is."""
+    """One state of a function: its name, its past's type, which op's it is, and which output its present is."""
 
     name: str
     past: Type
     owner: int
+    present: int = -1
 
 
 def with_cache(root: Function) -> Function:
@@ -33,15 +35,14 @@ def with_cache(root: Function) -> Function:
         return root  # nothing is remembered, so there is no past to speak of
     order = {owner: i for i, owner in enumerate(dict.fromkeys(h.owner for h in held))}
     number = {id(h): order[h.owner] for h in held}
-    plain, state = cached.inputs[: len(root.inputs)], cached.inputs[len(root.inputs) :]
+    state = cached.inputs[len(root.inputs) :]
     renamed = {
         n: replace(n, name=f"past_key_values.{number[id(h)]}.{h.name}") for n, h in zip(state, held, strict=True)
     }
     outputs = cached.outputs[: len(root.outputs)] + tuple(
-        (f"present.{number[id(h)]}.{h.name}", value)
-        for h, (_, value) in zip(held, cached.outputs[len(root.outputs) :], strict=True)
+        (f"present.{number[id(h)]}.{h.name}", cached.outputs[h.present][1]) for h in held
     )
-    return _rename(replace(cached, inputs=plain + state, outputs=outputs), renamed)
+    return _rename(replace(cached, outputs=outputs), renamed)
 
 
 def _grown(n: Node) -> Type:
@@ -64,13 +65,18 @@ def _rename(function: Function, renamed: dict[Node, Node]) -> Function:
 class _Cache:
     def __init__(self) -> None:
         self.known: dict[tuple[Function, tuple[Type, ...]], tuple[Function, tuple[_Held, ...]]] = {}
+        self.made: dict[object, tuple[Function, tuple[_Held, ...]]] = {}
 
     def function(
         self, function: Function, types: tuple[Type, ...], top: bool = False
     ) -> tuple[Function, tuple[_Held, ...]]:
-        """The function with its states added and its inputs retyped; equal calls stay one function."""
+        """The function with its states added and its inputs retyped; equal calls are one function.
+
+        One that gives its keys and values on, and one that does not, may become equal.
+        """
         if (function, types) not in self.known:
-            self.known[function, types] = _Rewrite(self, function, types, top).result()
+            made = _Rewrite(self, function, types, top).result()
+            self.known[function, types] = made if top else self.made.setdefault(made[0].key, made)
         return self.known[function, types]
 
 
@@ -85,16 +91,22 @@ class _Rewrite:
         self.new: dict[Value, Value] = {old[0]: new[0] for old, new in zip(function.inputs, self.inputs, strict=True)}
         self.taken = {n.name for n in (*function.inputs, *function.nodes)}
         self.held: list[_Held] = []
-        self.presents: list[tuple[str, Value]] = []
+        self.presents: list[tuple[Node, str, Value]] = []
+        self.extended: dict[Value, Value] = {}
 
     def result(self) -> tuple[Function, tuple[_Held, ...]]:
         for n in self.old.nodes:
             inputs = tuple(self.new[value] for value in n.inputs)
             made = self.call(n, inputs) if is_call(n) else self.stateful(n, inputs)
             self.new.update({n[i]: made[i] for i in range(len(n.types))})
-        outputs = tuple((name, self.new[value]) for name, value in self.old.outputs)
-        function = replace(self.old, inputs=tuple(self.inputs), outputs=outputs + tuple(self.presents))
-        return function, tuple(self.held)
+        outputs = [(name, self.extended.get(value, self.new[value])) for name, value in self.old.outputs]
+        held: list[_Held] = []
+        for h, (n, name, value) in zip(self.held, self.presents, strict=True):
+            values, names = [given for _, given in outputs], [name for name, _ in outputs]
+            if value not in values:
+                outputs.append((f"{n.name}_{h.name}" if name in names else name, value))
+            held.append(replace(h, present=values.index(value) if value in values else len(values)))
+        return replace(self.old, inputs=tuple(self.inputs), outputs=tuple(outputs)), tuple(held)
 
     def stateful(self, n: Node, inputs: tuple[Value, ...]) -> Node:
         operands, owner = list(inputs), len(self.held)
@@ -102,7 +114,7 @@ class _Rewrite:
             new = operands[state.operand]
             past = self.past(n, _Held(state.name, new.type.with_axis(state.axis, P), owner))
             extended = apply(Extend(), past, new, name=self.name(n, state.name), place=n.place)
-            operands[state.operand] = extended
+            operands[state.operand] = self.extended[n.inputs[state.operand]] = extended
             self.present(n, state.name, extended)
         return n.remade(inputs=tuple(operands))
 
@@ -111,8 +123,8 @@ class _Rewrite:
         base = len(self.held)
         pasts = [self.past(n, replace(h, owner=base + h.owner)) for h in states]
         made = n.remade(op=Call(inner), inputs=(*inputs, *pasts))
-        for i, h in enumerate(states):
-            self.present(n, h.name, made[len(n.types) + i])
+        for h in states:
+            self.present(n, h.name, made[h.present])
         return made
 
     def past(self, n: Node, held: _Held) -> Value:
@@ -127,7 +139,7 @@ class _Rewrite:
         """A new output for what a later call will need."""
         name = self.name(n, state)
         self.taken.add(name)
-        self.presents.append((name, value))
+        self.presents.append((n, name, value))
 
     def name(self, n: Node, name: str) -> str:
         """Short where it is free; led by the node's own name at the root, and where a function holds several."""

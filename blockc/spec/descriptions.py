@@ -80,6 +80,8 @@ KEYS: dict[str, str] = {
     "Attention.v_norm": "A norm of the values of each head, without parameters. Absent or none: none.",
     "Attention.v_from": "k: there is no matrix of values; they are the keys before their norm and rope. Absent or "
     "none: values have a matrix of their own.",
+    "Attention.kv_from": "A layer kind: there are no matrices of keys and values; those of the latest earlier layer of "
+    "that kind which makes its own are read. Absent or none: it makes its own.",
     "QkNorm.over": "head: each head by itself. projection: all heads at once.",
     "QkNorm.weights": "shared: one gain of head_dim numbers for all heads. own: each head has its own. Said with over: "
     "head, refused with projection.",

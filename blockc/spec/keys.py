@@ -11,11 +11,11 @@ from pydantic_core import PydanticCustomError
 
 from blockc.diagnostics.meaning import EMBEDDING
 from blockc.parts import Attention, Mlp, Model, Norm, OrNone, Part, Positions, Problem
+from blockc.parts.base import KIND, KindName
 from blockc.spec import labels
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 LAYOUT = r"^[a-z0-9][a-z0-9._-]{0,99}$"
-KIND = r"^[a-z][a-z0-9_]{0,31}$"
 
 # What does not match a pattern, and what does.
 PATTERNS = {
@@ -46,7 +46,6 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Name = Annotated[str, Field(pattern=NAME), AfterValidator(_no_device)]
 Layout = Annotated[str, Field(pattern=LAYOUT)]
 Label = Annotated[str, Field(pattern=labels.PATTERN)]
-KindName = Annotated[str, Field(pattern=KIND)]
 
 Placement = Literal["pre", "post", "sandwich", "branch", "parallel_one", "parallel_two"]
 

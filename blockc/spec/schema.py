@@ -15,11 +15,11 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from blockc.parts import PARTS, Norm
-from blockc.parts.base import NOTHING, ORNONE
+from blockc.parts.base import KIND, NOTHING, ORNONE
 from blockc.parts.mlp import TYPES
 from blockc.spec import labels
 from blockc.spec.descriptions import DEFAULTS, KEYS, TERM
-from blockc.spec.keys import KIND, LAYER_KEYS, Document
+from blockc.spec.keys import LAYER_KEYS, Document
 from blockc.spec.reading import MAX_DEPTH
 
 DIALECT = "http://json-schema.org/draft-07/schema#"  # the one that editors of YAML read best

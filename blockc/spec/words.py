@@ -45,7 +45,7 @@ FOREIGN = {
 # Refused, and said to be so. A word of two parts is reserved under that key alone.
 RESERVED = """
     encoder decoder cross_attention conv mamba delta relative_bias streams side_inputs
-    output_gate latent kv_from experts
+    output_gate latent experts
     qk_norm.order
     dynamic
 """.split()  # noqa: SIM905 - a table, not a list

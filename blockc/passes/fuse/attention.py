@@ -113,6 +113,8 @@ def _passed(m: _Matched) -> Iterator[Node]:
 def _match(rewrite: Rewrite, n: Node) -> _Matched:
     if isinstance(n.op, SinkAttention):
         raise Mismatch("its heads have sinks")
+    if isinstance(n.op, Attention) and n.op.borrowed:
+        raise Mismatch("its keys and values are another attention's")
     q, k, v, mask = n.inputs
     join = rewrite.only_user(n[0])
     if join is None or not isinstance(join.op, MergeHeads):
