@@ -68,7 +68,7 @@ layers:
     last: {{attention: {{{GLOBAL.replace("v_from: k", "v_norm: none, kv_from: far")}}}, {WIDE}}}
 """
 SHORT = KEYS.replace("depth: 2\n", "")  # of what is said of the layers
-FEW = SHARING.replace("depth: 8", "depth: 6").replace("{near: 3}", "{near: 2}").replace("late: 3", "late: 2")
+FEW = SHARING.replace("depth: 8", "depth: 4").replace("{near: 3}", "near").replace("{late: 3}", "late")
 OTHER = "    other: {attention: {window: 5}}\n    far:"  # like near, and not of that kind
 CLOSE = 2e-5  # of the logits' spread: transformers has norms and angles in float32
 NAMES = {
@@ -188,7 +188,7 @@ def unfused(model: Compiled, target: Target) -> dict[str, str]:
 
 def test_values_of_both_kinds_are_fused() -> None:
     model = made(SOFT + OWN)
-    found = prove(model, targets=(CPU, CUDA))
+    found = prove(model, targets=(CUDA,))
     assert found.complete, found.table()
     assert not unfused(model, CPU) and not unfused(model, CUDA)
 
@@ -313,7 +313,9 @@ def test_what_a_kind_is_called_is_no_part_of_the_meaning() -> None:
     assert made(SHORT + other).decoder.semantic_hash != sharing().decoder.semantic_hash
 
 
-@pytest.mark.parametrize("variant", ["keys of another layer's part", "keys of another layer, both ways"])
+@pytest.mark.parametrize(
+    "variant", ["keys of another layer", "keys of another layer's part", "keys of another layer, both ways"]
+)
 def test_emitted_layers_lend_beside_what_they_remember(variant: str) -> None:
     found = prove(made(VARIANTS[variant]), targets=())
     assert found.complete and len({row.backend for row in found.rows}) == 2, found.table()
