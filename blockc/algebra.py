@@ -32,7 +32,7 @@ from blockc.source import (
     plain,
 )
 from blockc.source import suggest as nearest
-from blockc.spec import Attending, Layer, Reading, Spec, key_of, own_part, readings, written
+from blockc.spec import Attending, Layer, Reading, Rsqrt, Spec, key_of, own_part, readings, written
 from blockc.spec.faults import dotted, from_problem, shown
 from blockc.spec.labels import refusal
 
@@ -135,7 +135,13 @@ def elaborate(spec: Spec) -> Decoder:
 
 def _scale(spec: Spec) -> float | None:
     scale = spec.top.embedding.scale if spec.top.embedding else None
-    return math.sqrt(spec.top.width) if scale == "sqrt_width" else scale
+    match scale:
+        case Rsqrt(rsqrt=number):
+            return 1 / math.sqrt(number)
+        case "sqrt_width":
+            return math.sqrt(spec.top.width)
+        case _:
+            return scale
 
 
 def leaves(term: Term) -> Iterator[Leaf]:

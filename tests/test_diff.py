@@ -78,6 +78,7 @@ SINGLE: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "no softcap of logits": (("head.softcap=none",), {NUMERIC}),
     "scale of scores": (("attention.scale=0.25",), {NUMERIC}),
     "scale of the embedding": (("embedding={scale: sqrt_width}",), {NUMERIC}),
+    "scale of the embedding, by a root": (("embedding={scale: {rsqrt: 2}}",), {NUMERIC}),
     "activation": (("mlp.type=geglu",), {NUMERIC}),
     "gated to plain": (("mlp.type=gelu",), {CHECKPOINT, NUMERIC, COST}),
     "placement pre to sandwich": (("norm.placement=sandwich",), {CHECKPOINT, COST}),

@@ -113,11 +113,14 @@ TAKEN = [
     "norm: {type: rms, eps: 1e-5}\nblock: [attention, [{residual: [mlp]}, {sum: [[a_norm], [{residual: [x]}]]}]]\n",
     "expect: {parameters: {min: 1, max: 2e9}, kv_values_per_token: {max: 0}, layers: {a: 1}}\n",
     "init: {std: 0.02}\nembedding: {scale: sqrt_width}\nhead: {tied: false, bias: true, softcap: 30}\n",
+    "embedding: {scale: {rsqrt: 2}}\n",
     "checkpoint: none\nlayers: none\nexpect: none\n",
     "norm: none\nblock: [attention, mlp]\n",
 ]
 REFUSED = [
     "attention: {heads: true}\npositions: none\n",
+    "embedding: {scale: {}}\n",
+    "embedding: {scale: {rsqrt: 0}}\n",
     "attention: {heads: 4, window: 0}\npositions: none\n",
     "attention: {heads: 4, rope: {theta: 1e4}}\n",
     "attention: {heads: 4, rope: {theta: 1e4, pairing: half, scaling: {type: llama3, factor: 8}}}\n",

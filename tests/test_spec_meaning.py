@@ -73,6 +73,7 @@ SAME = [
     (f"attention: {{heads: 2, {HEADWISE[:-1]}, type: rms, eps: 1e-5}}}}", f"attention: {{heads: 2, {HEADWISE}}}"),
     (f"attention: {{heads: 2, {HEADWISE[:-1]}, offset: 0}}}}", f"attention: {{heads: 2, {HEADWISE}}}"),
     ("embedding: {scale: sqrt_width}", "embedding: {scale: 2.8284271247461903}"),
+    ("embedding: {scale: {rsqrt: 16}}", "embedding: {scale: 0.25}"),
     ("norm: {type: rms, eps: 1e-5, offset: 0, placement: pre}", norm("1e-5")),
     ("norm: {type: rms, eps: 1e-5, final: true, placement: pre}", norm("1e-5")),
     (rope(", dims: 4"), rope()),

@@ -36,7 +36,8 @@ KEYS: dict[str, str] = {
     "Document.parts": "Labels of further parts for the block: what each changes of the layer's key, as in {first_mlp: "
     "{mlp: {width: 512}}}.",
     "Embedding.scale": "Number that a looked-up row is multiplied by, before positions are added; sqrt_width for the "
-    "root of width. Absent or none: 1.",
+    "root of width, {rsqrt: N} for 1 over the root of N. Absent or none: 1.",
+    "Rsqrt.rsqrt": "N of the factor 1/sqrt(N). A number above 0.",
     "Embedding.width": "Numbers of a row of the embedding, where they are not width: a matrix takes them in, another "
     "takes the stream out for the head. Absent or none: width.",
     "Embedding.norm": "A norm of the stream before the first layer, behind the positions. Absent or none: none.",

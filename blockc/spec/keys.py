@@ -71,10 +71,26 @@ def scaled(placement: Placement, factor: float | None) -> list[Any]:
     return [{"residual": t["residual"] + last} if isinstance(t, dict) else t for t in PLACEMENTS[placement]]
 
 
+class Rsqrt(Model):
+    """The number 1/sqrt(rsqrt)."""
+
+    rsqrt: PositiveFloat
+
+
+def _rsqrt_or_number(value: object) -> str:
+    return "1/sqrt" if isinstance(value, dict | Rsqrt) else "number"  # no word that could be a key
+
+
+Factor = Annotated[
+    Annotated[PositiveFloat | Literal["sqrt_width"], Tag("number")] | Annotated[Rsqrt, Tag("1/sqrt")],
+    Discriminator(_rsqrt_or_number),
+]
+
+
 class Embedding(Model):
     """Order: look up, project, scale, add positions, norm. A width of its own is projected in, and out for the head."""
 
-    scale: OrNone[PositiveFloat | Literal["sqrt_width"]] = None
+    scale: OrNone[Factor] = None
     width: OrNone[Positive] = None
     norm: OrNone[Norm] = None
 

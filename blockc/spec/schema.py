@@ -105,7 +105,8 @@ def _fill(made: Json) -> None:
     )
     layers["kinds"].pop("patternProperties", None)
     made["definitions"]["Layers"]["required"] = ["kinds"]
-    for name, key in (("Head", "tied"), ("Init", "std"), ("Learned", "type"), ("Sine", "type"), ("Alibi", "max_bias")):
+    alone = {"Head": "tied", "Init": "std", "Learned": "type", "Sine": "type", "Alibi": "max_bias", "Rsqrt": "rsqrt"}
+    for name, key in alone.items():
         made["definitions"][name]["required"] = [key]
     made["definitions"]["Bounds"]["minProperties"] = 1
     for chosen in (top["positions"], made["definitions"]["Rope"]["properties"]["scaling"]):

@@ -271,7 +271,7 @@ def runs(entries: list[str]) -> list[Any]:
 @st.composite
 def embeddings(draw: st.DrawFn, width: int) -> Keys:
     wide = st.sampled_from([4, width // 2, width * 2]).filter(lambda wide: wide != width)
-    keys = {"scale": st.sampled_from(["sqrt_width", 0.5, 3]), "width": wide, "norm": norms()}
+    keys = {"scale": st.sampled_from(["sqrt_width", 0.5, 3, {"rsqrt": 2}]), "width": wide, "norm": norms()}
     return {key: draw(values) for key, values in keys.items() if maybe(draw)}
 
 
