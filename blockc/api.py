@@ -206,6 +206,8 @@ def build(
     """
     if target.provider == "cuda":
         _refuse_far(model.spec.top.context)
+    if why := model.refuses(target):
+        raise folder.FolderError(why)
     planned = None if weights is None else _planned(model, Path(weights), mode, target)
     if planned is not None and planned.mode == "pack" and target.provider is not None:
         target = replace(target, packed=True)
@@ -215,7 +217,8 @@ def build(
         raise NotProvedError(proved)
     place = Path(out) if out else Path("generated") / model.spec.name
     written = folder.write(model, place, target, proved, planned, runtime, deep)
-    return Built(written.files, proved, (*written.notes, *_not_run(target), *_left_unfused(model, target)))
+    notes = (*written.notes, *_not_run(target), *_left_unfused(model, target), *_cut_short(model, runtime))
+    return Built(written.files, proved, notes)
 
 
 def _refuse_far(context: int) -> None:
@@ -228,6 +231,14 @@ def _refuse_far(context: int) -> None:
 def _not_run(target: Target) -> list[str]:
     """What was proved on the CPU's kernels alone."""
     return ["cuda: built, not run here"] if target.provider == "cuda" else []
+
+
+def _cut_short(model: Compiled, runtime: folder.Runtime | None) -> list[str]:
+    """A context that onnxruntime-genai, which goes on with its cache, is not told."""
+    context, least = model.spec.top.context, folder.genai_context(model)
+    if runtime is None or least == context:
+        return []
+    return [f"genai: context_length is {least} of {context}, for beyond it rope turns what the cache holds otherwise"]
 
 
 def _left_unfused(model: Compiled, target: Target) -> list[str]:

@@ -12,7 +12,7 @@ from itertools import chain, count
 from blockc.algebra import Chain, Decoder, Leaf, Residual, Scaled, Sum, Term, leaves
 from blockc.ir import B, Function, GraphError, Interner, Node, S, Value, apply, node, tensor
 from blockc.ir.roll import called, is_call
-from blockc.ops import Add, Call, Embed, Input, KeyPositions, Linear, QueryPositions, Scale, Softcap
+from blockc.ops import Add, Call, Embed, Input, KeyPositions, Linear, Longest, QueryPositions, Scale, Softcap
 from blockc.parts import Asked, Attention, Lent, Norm, Piece, Scope, Shared
 from blockc.source import Place
 
@@ -58,10 +58,14 @@ class _Root:
         self.lent: dict[tuple[int, Lent], tuple[Value, ...]] = {}
 
     def position(self, name: str) -> Value:
-        """Query and key positions are made when the first mask asks for them."""
+        """Query and key positions, and the length of the call, are made when the first mask or table asks for them."""
         if name not in self.named:
-            mask, ids = self.named["attention_mask"], self.named["input_ids"]
-            made = {"queries_at": (QueryPositions(), mask, ids), "keys_at": (KeyPositions(), mask)}
+            ids, mask, places = (self.named[n.name] for n in self.inputs)
+            made = {
+                "queries_at": (QueryPositions(), mask, ids),
+                "keys_at": (KeyPositions(), mask),
+                "length": (Longest(), places),
+            }
             op, *operands = made[name]
             self.named[name] = apply(op, *operands, name=name)
         return self.named[name]

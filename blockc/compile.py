@@ -15,7 +15,7 @@ from blockc.algebra import Decoder, elaborate
 from blockc.build import build
 from blockc.diagnostics.graph import GRAPH
 from blockc.ir import Function, GraphError, inline, parameters, render
-from blockc.ops import Array
+from blockc.ops import Array, Sides
 from blockc.ops.fused import RowQueryAttention
 from blockc.passes import (
     Joined,
@@ -24,6 +24,7 @@ from blockc.passes import (
     fuse,
     join_projections,
     last_token,
+    sides,
     top,
     verify,
     with_buffer,
@@ -89,10 +90,21 @@ class Compiled:
         """What a provider's graph leaves as it is, and why."""
         return () if target.provider is None else fuse(self.graph, target).unfused
 
+    def refuses(self, target: Target) -> str:
+        """Why there is no graph of a target, or nothing."""
+        from blockc.emit.ort import NO_DYNAMIC
+
+        return NO_DYNAMIC if target.provider == "cuda" and any(side.grows for side in self.sides) else ""
+
     def padding(self, target: Target) -> Padding:
         """Where a batch's rows may be padded."""
         by_rows = any(isinstance(n.op, RowQueryAttention) for n in self.flat(target).nodes)
         return "right" if by_rows else "any"
+
+    @cached_property
+    def sides(self) -> tuple[Sides, ...]:
+        """Of the lengths of its calls, where they change the function."""
+        return sides(self.function)
 
     @property
     def parameters(self) -> int:

@@ -21,11 +21,13 @@ from blockc.ops import (
     Alibi,
     Attention,
     ClampedSwiglu,
+    DynamicScaling,
     Gelu,
     GeluTanh,
     LayerNorm,
     LinearScaling,
     Llama3Scaling,
+    LongropeByLength,
     LongropeScaling,
     Op,
     Relu,
@@ -71,7 +73,7 @@ _SCALING: dict[str, tuple[str, ...]] = {
     "attention.rope.scaling.high_freq_factor": ("high_freq_factor",),
     "attention.rope.scaling.original": ("original_max_position_embeddings",),
 }
-_COMPARED = frozenset(("llama3", "linear"))  # scalings that the graph still says as the file does
+_COMPARED = frozenset(("llama3", "linear", "dynamic"))  # scalings that the graph still says as the file does
 # The same of GGUF, behind the architecture's name.
 _GGUF: dict[str, tuple[str, ...]] = {
     "vocab": ("vocab_size",),
@@ -100,6 +102,8 @@ _SCALINGS: Mapping[type, str | None] = {
     Llama3Scaling: "llama3",
     YarnScaling: "yarn",
     LongropeScaling: "longrope",
+    LongropeByLength: "longrope",
+    DynamicScaling: "dynamic",
 }
 _WORDS: dict[type[Op], str] = {
     Silu: "silu", Gelu: "gelu", GeluTanh: "gelu_tanh", Relu: "relu", Relu2: "relu2", ClampedSwiglu: "silu",
@@ -137,8 +141,22 @@ def _hides_nothing(config: Mapping[str, object]) -> bool:
     return isinstance(window, int) and isinstance(context, int) and window >= context
 
 
-def _config(config: Mapping[str, object]) -> Iterator[Said]:
+def _reached(config: Mapping[str, object], rope: Mapping[str, object]) -> Iterator[Said]:
+    """Under dynamic, what a config.json has for its context is the one within which nothing is scaled."""
+    factor = rope.get("factor")
     for said in _named(config, _CONFIG):
+        dynamic = said.key == "context" and rope.get("rope_type", rope.get("type")) == "dynamic"
+        if dynamic and isinstance(said.value, int) and isinstance(factor, int | float):
+            yield Said("attention.rope.scaling.original", said.name, said.value)
+            yield Said("context", f"{said.name} times the factor of rope", int(said.value * factor))
+        else:
+            yield said
+
+
+def _config(config: Mapping[str, object]) -> Iterator[Said]:
+    name = next((name for name in ("rope_parameters", "rope_scaling") if isinstance(config.get(name), dict)), "")
+    rope = cast(dict[str, object], config.get(name) or {})
+    for said in _reached(config, rope):
         activation = said.key == "activation"
         yield Said(said.key, said.name, _ACTIVATIONS.get(str(said.value), str(said.value))) if activation else said
     kinds = config.get("layer_types")
@@ -148,8 +166,6 @@ def _config(config: Mapping[str, object]) -> Iterator[Said]:
         yield from _plain("attention.window", "sliding_window", window, none=True)
     if isinstance(scalar := config.get("query_pre_attn_scalar"), int | float) and scalar > 0:
         yield Said("attention.scale", "query_pre_attn_scalar ** -0.5", scalar**-0.5)
-    name = next((name for name in ("rope_parameters", "rope_scaling") if isinstance(config.get(name), dict)), "")
-    rope = cast(dict[str, object], config.get(name) or {})
     yield from _named({**config, **rope}, _ROPE)
     kind = rope.get("rope_type", rope.get("type"))
     if isinstance(kind, str):
@@ -250,7 +266,9 @@ def _rope(table: RotaryTable) -> Iterator[tuple[str, Value]]:
         case Llama3Scaling(factor, low, high, original):
             yield from ((f"{at}.factor", factor), (f"{at}.low_freq_factor", low))
             yield from ((f"{at}.high_freq_factor", high), (f"{at}.original", original))
-        case LongropeScaling() | None:
+        case DynamicScaling(factor, original):
+            yield from ((f"{at}.factor", factor), (f"{at}.original", original))
+        case LongropeScaling() | LongropeByLength() | None:
             pass
 
 

@@ -39,7 +39,7 @@ def texts(model: Compiled) -> dict[str, str]:
     from blockc.report import report
 
     figures = report(model.spec, model.decoder, model.function).json()
-    figures["onnx_nodes"] = {name: model.nodes(target) for name, target in COUNTED.items()}
+    figures["onnx_nodes"] = {name: model.nodes(target) for name, target in COUNTED.items() if not model.refuses(target)}
     return {
         "model.py": model.model_py(),
         "graph.txt": model.graph_txt(),
@@ -87,6 +87,7 @@ def write(
             "parameters": model.parameters,
             "target": asdict(target),
             "padding": model.padding(target),
+            "by_length": [asdict(side) for side in model.sides],
             "files": {name: digest(data) for name, data in sorted(files.items())},
         }
         large = [facts.path.name for facts in plan.links] if plan else []
@@ -124,7 +125,12 @@ def _weights(plan: Plan, stage: Path, deep: bool) -> tuple[Plan, dict[str, Any]]
 def _for_genai(model: Compiled, target: Target, plan: Plan | None) -> dict[str, bytes]:
     """What genai reads, from the graph as it will be: what it does not run is refused before any weight moves."""
     graph = _onnx(model, target, plan.references if plan else None)
-    return genai_files(graph, plan.checkpoint.companions if plan else {}, model.spec.top.context, target.provider)
+    return genai_files(graph, plan.checkpoint.companions if plan else {}, genai_context(model), target.provider)
+
+
+def genai_context(model: Compiled) -> int:
+    """As far as a cache goes on as it began: genai never reads a prompt anew."""
+    return min((model.spec.top.context, *(side.original for side in model.sides)))
 
 
 def _onnx(model: Compiled, target: Target, references: Mapping[str, Reference] | None) -> bytes:

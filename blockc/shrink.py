@@ -20,6 +20,7 @@ WIDTH = 64  # of a stream that no heads read
 VOCAB = 96
 CONTEXT = 128
 ORIGINAL = 64  # of a rope scaled by wavelength: its wavelengths then fall into all three bands
+LENGTH = 16  # past which a rope scaled by length turns otherwise: runs are made of fewer tokens, and beyond it
 WINDOW = 5
 SHARPNESS = 0.5  # the least of scores, over their scale by head_dim alone: under a smaller one all keys weigh alike
 SCALES = (0.75, 1.5)  # of branches and logits: what is scaled to nothing proves nothing
@@ -35,7 +36,7 @@ def shrink(spec: Spec) -> Spec:
     tree = _set(tree, ("name",), spec.name.removesuffix("-twin") + "-twin")
     tree = _set(tree, ("width",), sizes.width)
     tree = _set(tree, ("vocab",), min(spec.top.vocab, VOCAB + (sizes.width == VOCAB)))  # no two sizes alike by chance
-    tree = _set(tree, ("context",), min(spec.top.context, CONTEXT))
+    tree = _set(tree, ("context",), max(min(spec.top.context, CONTEXT), 2 * LENGTH if sizes.by_length else 0))
     for place in _layer_places(tree):
         tree = _attention(tree, (*place, "attention"), sizes)
         tree = _mlp(tree, (*place, "mlp"), spec.top.width, sizes.width)
@@ -56,6 +57,7 @@ class _Sizes:
     def __init__(self, spec: Spec) -> None:
         chains = dict.fromkeys(elaborate(spec).layers)
         self.all = [leaf.part for chain in chains for leaf in leaves(chain) if isinstance(leaf.part, Attention)]
+        self.by_length = any(a.rope and a.rope.original for a in self.all)
         self.was = spec.top.width
         self.base = next((layer.keys.attention for layer in spec.layers if layer.keys.attention), None)
         self.grouped = any(a.heads != a.kv_heads for a in self.all)
@@ -146,9 +148,10 @@ def _rope(here: Mapping, factor: Fraction) -> dict[tuple[str, ...], int | float]
         if isinstance(count, Scalar) and isinstance(count.value, int):
             edits["rope", key] = max(1, int(count.value * factor))
     kind, original = (at(here, ("rope", "scaling", key)) for key in ("type", "original"))
-    by_turns = isinstance(kind, Scalar) and kind.value == "yarn"  # its bands are of the pairs, however far apart
-    if isinstance(original, Scalar) and isinstance(original.value, int) and not by_turns:
-        edits["rope", "scaling", "original"] = min(original.value, ORIGINAL)
+    if isinstance(original, Scalar) and isinstance(original.value, int) and isinstance(kind, Scalar):
+        # Of yarn nothing: its bands are of the pairs, however far apart.
+        shorter = {"llama3": ORIGINAL, "longrope": LENGTH, "dynamic": LENGTH}.get(str(kind.value), original.value)
+        edits["rope", "scaling", "original"] = min(original.value, shorter)
     return edits
 
 

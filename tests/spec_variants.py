@@ -85,6 +85,14 @@ VARIANTS = {
     "sines": "positions: {type: sinusoidal}\nhead: {tied: false, softcap: 30}",
     "partial dims": rope(", dims: 2"),
     "partial pairs": rope(f", pairs: 1, {LLAMA3}"),
+    "one list": rope(", scaling: {type: longrope, short: [1, 2], long: [3, 4], choose: long, attention_factor: 1.5}"),
+    "a list by length": rope(
+        ", scaling: {type: longrope, short: [1, 2], long: [3, 4], choose: by_length, original: 8, attention_factor: 2}"
+    ),
+    "a theta that grows": rope(", scaling: {type: dynamic, factor: 4, original: 8}"),
+    "a theta that grows in one": two(
+        "attention: {rope: {scaling: none}}", "", rope(", scaling: {type: dynamic, factor: 4, original: 8}")
+    ),
     "neighbours": rope(", dims: 2").replace("half", "interleaved"),
     "other pairing": two("", "attention: {rope: {pairing: interleaved}}", rope()),
     "one norm": "norm: {type: layer, eps: 1e-5, bias: true, placement: parallel_one}\nhead: {tied: true, bias: true}",

@@ -200,11 +200,21 @@ def test_an_explicit_rotary_width_is_taken_as_it_is(dims: int) -> None:
 # 4. Scaled rope past what it was made for
 
 
-def test_dynamic_scaling_is_refused_by_name() -> None:
-    text = refusal("attention.rope.scaling={type: dynamic, factor: 2, original: 32}")
+def test_dynamic_scaling_that_no_call_reaches_is_refused_by_name() -> None:
+    text = refusal("attention.rope.scaling={type: dynamic, factor: 2, original: 128}")
     assert "attention.rope.scaling" in text
-    assert "dynamic" in text
-    assert "longrope" in text, "what there is instead"
+    assert "less than context 128" in text
+
+
+@pytest.mark.parametrize("original", [8, 16, 40])
+def test_dynamic_scaling_is_the_same_in_all_backends_within_and_beyond(original: int) -> None:
+    """Prompts past the original length, and behind it; what is cached within is what it is uncached."""
+    made = said(f"attention.rope.scaling={{type: dynamic, factor: 2, original: {original}}}")
+    agree(made, tuple(case for case in cases(made.spec.top.vocab, True, made.sides) if fits(made, case)))
+
+
+def fits(made: Compiled, case: Case) -> bool:
+    return case.name.startswith(("full", "decode")) and all(side.alike(case.lengths) for side in made.sides)
 
 
 def test_no_table_ends_before_the_context_does() -> None:

@@ -26,7 +26,21 @@ from blockc import interp
 from blockc.compile import Compiled, compiled
 from blockc.emit.onnx import emit, serialised
 from blockc.emit.ort import swaps
-from blockc.ops import ALL, FAR, KeyPositions, LastIndex, Linear, Op, RotaryTable, Sample, Silu, Sinusoidal
+from blockc.ir import GraphError
+from blockc.ops import (
+    ALL,
+    FAR,
+    DynamicScaling,
+    KeyPositions,
+    LastIndex,
+    Linear,
+    Longest,
+    Op,
+    RotaryTable,
+    Sample,
+    Silu,
+    Sinusoidal,
+)
 from blockc.ops.fused import FUSED, BoundedBias, GroupQueryAttention, Lengths, MaskBias, RotaryRows, Slots
 from blockc.runtime.opening import _CUDA  # pyright: ignore[reportPrivateUsage]
 from blockc.spec import load
@@ -132,10 +146,20 @@ def test_a_kernel_is_found_by_opset_and_types() -> None:
 OURS = [op for op in (*ALL, *FUSED) if op not in CPU_ONLY]
 
 
+def grows(op: Op) -> bool:
+    table = op.table if isinstance(op, RotaryRows) else op
+    return isinstance(table, RotaryTable) and isinstance(table.scaling, DynamicScaling)
+
+
+def samples(op: type[Op]) -> list[Sample]:
+    """But those of angles that grow with the length of a call, which a graph for CUDA does not have."""
+    return [sample for sample in op.samples() if not grows(sample.op)]
+
+
 @pytest.mark.parametrize("op", OURS, ids=lambda op: op.__name__)
 def test_every_op_has_kernels(op: type[Op]) -> None:
     """Also those that no bundled spec has."""
-    for sample in op.samples():
+    for sample in samples(op):
         for dtype in ("fp16", "bf16"):
             target = Target("cuda", dtype)
             model = onnx.load_from_string(serialised(emit(one_node(sample), {}, dtype=dtype, swaps=swaps(target))))
@@ -147,10 +171,18 @@ def test_every_op_has_kernels(op: type[Op]) -> None:
 # What is lowered otherwise for the sake of CUDA's kernels
 
 
-@pytest.mark.parametrize("op", [Linear, Silu, LastIndex, KeyPositions, RotaryTable, RotaryRows, Sinusoidal])
+@pytest.mark.parametrize("op", [Linear, Silu, LastIndex, KeyPositions, Longest, RotaryTable, RotaryRows, Sinusoidal])
 def test_a_swap_is_its_op(op: type[Op]) -> None:
-    for sample in op.samples():
+    for sample in samples(op):
         agrees(sample)
+
+
+def test_angles_that_no_table_holds_are_refused() -> None:
+    refused = [sample for op in (RotaryTable, RotaryRows) for sample in op.samples() if grows(sample.op)]
+    assert len(refused) == 4
+    for sample in refused:
+        with pytest.raises(GraphError, match="dynamic"):
+            agrees(sample)
 
 
 def test_a_rotary_table_is_exact_far_out() -> None:

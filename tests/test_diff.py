@@ -70,6 +70,7 @@ SINGLE: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "partial rope": (("attention.rope.dims=2",), {NUMERIC}),
     "rope scaling": (("attention.rope.scaling={type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4,"
                       " original: 16}",), {NUMERIC}),
+    "rope by length": (("attention.rope.scaling={type: dynamic, factor: 8, original: 16}",), {NUMERIC}),
     "no rope": (("attention.rope=none", "positions=none"), {NUMERIC}),
     "window": (("attention.window=8",), {NUMERIC, COST}),
     "no window": (("attention.window=none",), {NUMERIC, COST}),

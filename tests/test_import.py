@@ -374,6 +374,35 @@ def test_a_part_of_a_head_is_a_whole_number_of_coordinates(fraction: float, dims
     assert caught.value.findings[0].place.file == "config.json"
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "internlm2", "stablelm"])
+def test_dynamic_rope_begins_where_the_positions_of_the_config_end(kind: str, tmp_path: Path) -> None:
+    word = "type" if kind == "internlm2" else "rope_type"
+    config = {**LLAMA, "model_type": kind, "num_key_value_heads": 4, "rope_scaling": {word: "dynamic", "factor": 2.5}}
+    made = spec(config)
+    assert (made.top.context, resolved(made)["attention"]["rope"]["scaling"]) == (
+        160, {"type": "dynamic", "factor": 2.5, "original": 64},
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    says, function = config_says(tmp_path / "config.json"), build(elaborate(made))
+    assert misfits(says, function, 160) == []
+    assert misfits(says, function, 161) == [
+        "unlike: max_position_embeddings times the factor of rope is 160, and the spec's context is longer: 161"
+    ]
+    other = spec({**config, "max_position_embeddings": 32, "rope_scaling": {word: "dynamic", "factor": 2}})
+    assert len(misfits(says, build(elaborate(other)), 160)) == 2
+
+
+@pytest.mark.parametrize(
+    ("context", "choice"), [(64, {"choose": "short"}), (128, {"choose": "by_length", "original": 64})]
+)
+def test_longrope_goes_by_length_where_its_context_is_longer(context: int, choice: dict[str, Any]) -> None:
+    lists = {"short_factor": [1, 1.5, 2, 2, 2, 2, 2, 2], "long_factor": [1, 2, 3, 4, 5, 6, 7, 8]}
+    rope = {"type": "longrope", **lists}
+    config = {**LLAMA, "model_type": "phi3", "max_position_embeddings": context, "rope_scaling": rope}
+    scaling = resolved(spec({**config, "original_max_position_embeddings": 64}))["attention"]["rope"]["scaling"]
+    assert {key: scaling[key] for key in ("choose", "original") if key in scaling} == choice
+
+
 def test_odd_bytes_end_in_a_finding() -> None:
     """Random ones, and a config with some of its bytes changed."""
     chance = random.Random(6)

@@ -147,6 +147,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "a factor for each pair": ("llama3-8b", {"attention": {"rope": {"scaling": LONGROPE}}}, 100),
     "some pairs of a head": ("llama3-8b", {"attention": {"rope": {"pairs": 3}}}, 100),
     "some pairs of a normed head": ("qwen3-0.6b", {"attention": {"rope": {"pairs": 3}}}, 100),
+    "the list of longer contexts": ("phi-4-mini", {}, 29),
     "rope far out": ("llama3.1-405b", {}, 100),
     "partial rope far out": ("pythia-410m", {"attention": {"rope": {"dims": 32}}}, 100),
     "neighbours of a whole head": ("gpt-j-6b", {"attention": {"rope": {"dims": 64}}}, LONG),
@@ -170,7 +171,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
-def _changed(name: str, change: dict[str, Any]) -> Compiled:
+def changed(name: str, change: dict[str, Any]) -> Compiled:
     return compiled(spec_of(_merged(resolved(_twin(name).spec), change)))
 
 
@@ -184,7 +185,7 @@ def _merged(keys: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_outside_logits_of_variants(variant: str, tmp_path: Path) -> None:
     name, change, length = VARIANTS[variant]
-    outside, model = OUTSIDE[name], _changed(name, change)
+    outside, model = OUTSIDE[name], changed(name, change)
     tokens = np.random.RandomState(12).randint(0, model.spec.top.vocab, (2, length))
     whole = Case("uncached", tuple(tokens), (0, 0), (length,))
     cached = Case("chunked", tuple(tokens), (0, 0), (length - 9, 7, 1, 1))
@@ -277,7 +278,7 @@ def test_a_wrong_knob_shows(name: str, change: dict[str, Any]) -> None:
     case, outside = _cases(_twin(name).spec.top.vocab)[0], OUTSIDE[name]
     truth = [_truth(name)[row.tobytes()] for row in case.rows]
     params = _renamed(outside.params(_twin(name)), change)
-    ours = Oracle(_changed(name, change).function).run(case, params).logits
+    ours = Oracle(changed(name, change).function).run(case, params).logits
     assert _error(case, truth, ours) > 10 * outside.closeness
 
 

@@ -12,6 +12,14 @@ ROPE = "theta: 1e4, pairing: half"
 SCALED = f"attention: {{heads: 2, rope: {{{ROPE}, scaling: {{{LLAMA3.replace('factor: 8, ', '%s')}}}}}}}"
 
 
+def scaled(scaling: str, more: str = "") -> str:
+    return f"attention: {{heads: 2, rope: {{{ROPE}{more}, scaling: {{{scaling}}}}}}}"
+
+
+def longrope(said: str, lists: str = "short: [1, 2], long: [1, 2]") -> str:
+    return scaled(f"type: longrope, {lists}, attention_factor: 1, {said}")
+
+
 def test_the_base_stands() -> None:
     assert made().parameters == 16 * 8 + 2 * (4 * 8 * 8 + 2 * 8 * 16 + 2 * 8) + 8
 
@@ -113,6 +121,13 @@ VALUES = [
     ("norm: {type: rms, eps: 1e-5, placement: pre, weight: «none»}", "norm.weight: wrong kind", "true or false"),
     ("norm: {type: layer, eps: 1e-5, placement: pre, weight: false, bias: «true»}", "without weight has", "no bias"),
     ("norm: {type: rms, eps: 1e-5, placement: pre, weight: false, offset: «1»}", "without weight has", "no offset"),
+    (longrope("choose: by_length, original: «32»"), "no call is longer than this", "less than context 32"),
+    (longrope("choose: «by_length»"), "by_length must say its original", "the most tokens of a call"),
+    (longrope("choose: long, original: «8»"), "choose: long takes one list for all", "choose: by_length"),
+    (longrope("choose: «by_length», original: 8", "short: [1, 2]"), "there is no list long", "long: [...]"),
+    (scaled("type: dynamic, factor: 2, original: «32»"), "no call is longer than this", "less than context 32"),
+    (scaled("type: dynamic, factor: «0», original: 8"), "scaling.factor: too small", "more than 0"),
+    (scaled("type: «dynamic», factor: 2, original: 8", ", dims: 2"), "one alone turns", "a wider head or rope"),
     ("attention: {heads: 2, clip: «0»}", "attention.clip: too small", "more than 0"),
     ("head: {tied: true, scale: «0»}", "head.scale: too small", "more than 0"),
     ("residual_scale: «-1»", "residual_scale: too small", "more than 0"),

@@ -10,7 +10,7 @@ from blockc.compile import compiled
 from blockc.source import Entry, Mapping, Sequence, SpecError, Tree, parse
 from blockc.spec import from_tree
 from tests.spec_text import changed, finding, made, spec
-from tests.spec_variants import ROPE, VARIANTS
+from tests.spec_variants import VARIANTS
 
 # Names are text that goes into file names and code
 
@@ -99,7 +99,6 @@ LATER = [
     ("attention: {heads: 2, qk_norm: {over: projection, «order»: after_rope}}", "order"),
     ("attention: {heads: 2, «output_gate»: true}", "output_gate"),
     ("attention: {heads: 2, «latent»: {kv_rank: 4}}", "latent"),
-    (f"attention: {{heads: 2, rope: {{{ROPE}, scaling: {{type: «dynamic», factor: 2}}}}}}", "dynamic"),
     ("mlp: {type: relu, width: 4, «experts»: {count: 4, active: 2}}", "experts"),
 ]
 

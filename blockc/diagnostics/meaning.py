@@ -302,3 +302,13 @@ KV_UNLIKE = error(
     good="layers: {pattern: [local, shared], kinds: {local: {attention: {kv_heads: 2}}, "
     "shared: {attention: {kv_heads: 2, kv_from: local}}}}\nexpect: {layers: {local: 1, shared: 1}}\n",
 )
+ROPE_LENGTH = error(
+    "BLC240",
+    "a scaling by length without a length that changes it",
+    "longrope by_length and dynamic choose frequencies by how many tokens the longest row of a call has, otherwise "
+    "beyond `original` than within. It is said for these alone, and some calls are longer, or nothing is chosen.",
+    bad="context: 64\nattention:\n  heads: 4\n  rope:\n    theta: 10000\n    pairing: half\n"
+    "    scaling: {type: dynamic, factor: 2, original: 64}\n",
+    good="context: 128\nattention:\n  heads: 4\n  rope:\n    theta: 10000\n    pairing: half\n"
+    "    scaling: {type: dynamic, factor: 2, original: 64}\n",
+)

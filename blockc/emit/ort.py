@@ -11,12 +11,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from blockc.emit.onnx import Swap
+from blockc.ir import GraphError
 from blockc.ops import (
     FAR,
     Array,
+    DynamicScaling,
     KeyPositions,
     LastIndex,
     Linear,
+    Longest,
+    LongropeByLength,
     OnnxBuilder,
     OnnxValue,
     Op,
@@ -30,6 +34,10 @@ from blockc.target import Target
 
 BASE = 1024  # a position is written with two digits of this base
 CUDA_CONTEXT = BASE**2
+NO_DYNAMIC = (
+    "a graph for CUDA has the angles of rope in tables, and under dynamic scaling every length has angles of its own: "
+    "build for the CPU or for any runtime, or say scaling: none, which is the same within the original context"
+)
 
 Values = tuple[OnnxValue, ...]
 
@@ -60,14 +68,34 @@ def _key_positions(op: KeyPositions, g: OnnxBuilder, args: Values, params: Value
     return [g.op("Where", g.op("Cast", args[0], to=9), positions, g.constant(np.array(FAR)))]
 
 
+def _longest(op: Longest, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
+    """CUDA has no ReduceMax of opset 20, and ArgMax of floats alone."""
+    flat = g.op("Reshape", args[0], g.constant([-1]))
+    index = g.op("ArgMax", g.op("Cast", flat, to=1), axis=0, keepdims=0, select_last_index=0)
+    return [g.op("Add", g.op("Gather", flat, index, axis=0), g.constant(np.array(1)))]
+
+
 def _rotary_table(op: RotaryTable, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
-    return _parts(g, g.narrowed(_turned(g, args[0], op.frequencies, op.factor)))
+    return _parts(g, g.narrowed(_turned_by(op, g, *args)))
 
 
 def _rotary_rows(op: RotaryRows, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
     total = g.op("Squeeze", g.op("Shape", args[0], start=1, end=2), g.constant([0]))
     positions = g.op("Range", g.constant(np.array(0)), total, g.constant(np.array(1)))
-    return _parts(g, g.narrowed(_turned(g, positions, op.table.frequencies, op.table.factor)))
+    return _parts(g, g.narrowed(_turned_by(op.table, g, positions, *args[1:])))
+
+
+def _turned_by(table: RotaryTable, g: OnnxBuilder, positions: OnnxValue, *length: OnnxValue) -> OnnxValue:
+    """Raises GraphError for angles that no table holds."""
+    match table.by_length:
+        case None:
+            return _turned(g, positions, table.frequencies, table.factor)
+        case LongropeByLength(original):
+            beyond = original + 1
+            short, long = (_turned(g, positions, table.at(np.array(n)), table.factor) for n in (original, beyond))
+            return g.op("Where", g.op("GreaterOrEqual", *length, g.constant(np.array(beyond))), long, short)
+        case DynamicScaling():
+            raise GraphError(NO_DYNAMIC)
 
 
 def _sinusoidal(op: Sinusoidal, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
@@ -98,6 +126,7 @@ def _parts(g: OnnxBuilder, turned: OnnxValue) -> Sequence[OnnxValue]:
 
 _CUDA: Mapping[type[Op], Swap] = {
     LastIndex: _last_index,
+    Longest: _longest,
     KeyPositions: _key_positions,
     RotaryTable: _rotary_table,
     RotaryRows: _rotary_rows,

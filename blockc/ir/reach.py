@@ -31,6 +31,22 @@ class Clock:
 
 
 @dataclass(frozen=True)
+class Places:
+    """Entry t along `axis` is where token t stands, as the caller says it: it depends on no token's content."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class Length:
+    """How far the call goes: how many tokens there are, and nothing else of them.
+
+    What reads it says so in its own rule, and is causal among calls of one length alone: an earlier output does not
+    depend on what a later token is, but does on whether it is there.
+    """
+
+
+@dataclass(frozen=True)
 class Allows:
     """A mask that is true only where the key's time is at most the query's."""
 
@@ -45,11 +61,15 @@ class Leaks:
     why: str
 
 
-Reach = Constant | Tokens | Clock | Allows | Leaks
+Reach = Constant | Tokens | Clock | Places | Length | Allows | Leaks
 
 
 def along(reach: Reach) -> Reach:
     """A clock is also an ordinary value that stands at its own token, as long as it does not run ahead of it."""
+    if isinstance(reach, Places):
+        return Tokens(reach.axis)
+    if isinstance(reach, Length):
+        return Leaks("a value that changes with the length of the call")
     if isinstance(reach, Clock):
         return Tokens(reach.axis) if reach.ahead <= 0 and not reach.far else Leaks("a clock that runs ahead")
     return reach

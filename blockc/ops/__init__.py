@@ -9,15 +9,25 @@ from blockc.ops.matrix import Embed, HeadGain, LayerNorm, Linear, RmsNorm
 from blockc.ops.position import (
     FAR,
     KeyPositions,
+    Longest,
     QueryPositions,
-    Rotary,
-    RotaryTable,
     Shift,
     Sinusoidal,
     Visible,
     VisibleBothWays,
 )
-from blockc.ops.scaling import LinearScaling, Llama3Scaling, LongropeScaling, Scaling, YarnScaling
+from blockc.ops.rotary import Rotary, RotaryTable
+from blockc.ops.scaling import (
+    ByLength,
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongropeByLength,
+    LongropeScaling,
+    Scaling,
+    Sides,
+    YarnScaling,
+)
 from blockc.ops.sinks import SinkAttention, Sinks
 from blockc.ops.top import Top
 
@@ -28,7 +38,7 @@ ALL: tuple[type[Op], ...] = (
     # arithmetic
     Add, Mul, Scale, Clip, Softcap, Relu, Relu2, Silu, Gelu, GeluTanh, ClampedSwiglu,
     # position
-    QueryPositions, KeyPositions, Visible, VisibleBothWays, Alibi, Shift, Sinusoidal, RotaryTable, Rotary,
+    QueryPositions, KeyPositions, Longest, Visible, VisibleBothWays, Alibi, Shift, Sinusoidal, RotaryTable, Rotary,
     RotaryInterleaved,
     # attention
     SplitHeads, Attention, Sinks, SinkAttention, MergeHeads, Extend,
@@ -37,10 +47,11 @@ ALL: tuple[type[Op], ...] = (
 )  # fmt: skip
 
 __all__ = [
-    "ALL", "FAR", "Add", "Alibi", "Array", "Arrays", "Attention", "Call", "ClampedSwiglu", "Clip", "Embed",
-    "Extend", "Gelu", "GeluTanh", "HeadGain", "Input", "KeyPositions", "LastIndex", "LayerNorm", "Linear",
-    "LinearScaling", "Llama3Scaling", "LongropeScaling", "MergeHeads", "Mul", "OnnxBuilder", "OnnxValue", "Op",
-    "QueryPositions", "Relu", "Relu2", "RmsNorm", "Rotary", "RotaryInterleaved", "RotaryTable", "Sample", "Scale",
-    "Scaling", "Shift", "Silu", "SinkAttention", "Sinks", "Sinusoidal", "Softcap", "SplitHeads", "State",
-    "TakeToken", "TokenAxes", "Top", "Visible", "VisibleBothWays", "YarnScaling",
+    "ALL", "FAR", "Add", "Alibi", "Array", "Arrays", "Attention", "ByLength", "Call", "ClampedSwiglu", "Clip",
+    "DynamicScaling", "Embed", "Extend", "Gelu", "GeluTanh", "HeadGain", "Input", "KeyPositions", "LastIndex",
+    "LayerNorm", "Linear", "LinearScaling", "Llama3Scaling", "Longest", "LongropeByLength", "LongropeScaling",
+    "MergeHeads", "Mul", "OnnxBuilder", "OnnxValue", "Op", "QueryPositions", "Relu", "Relu2", "RmsNorm", "Rotary",
+    "RotaryInterleaved", "RotaryTable", "Sample", "Scale", "Scaling", "Shift", "Sides", "Silu", "SinkAttention",
+    "Sinks", "Sinusoidal", "Softcap", "SplitHeads", "State", "TakeToken", "TokenAxes", "Top", "Visible",
+    "VisibleBothWays", "YarnScaling",
 ]  # fmt: skip

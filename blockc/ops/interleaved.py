@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from blockc.ops.base import Arrays, Sample
-from blockc.ops.position import Rotary, turned
+from blockc.ops.rotary import Rotary, turned
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import pi
 from textwrap import fill, indent
 
 import numpy as np
 
-from blockc.ops.base import Array
+from blockc.ops.base import Array, OnnxBuilder, OnnxValue
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,93 @@ class LongropeScaling:
         return frequencies / np.array(self.factors)
 
     def torch(self, frequencies: str) -> str:
-        listed = indent(fill(", ".join(map(repr, self.factors)) + ",", 80), " " * 8)
-        return f"divided_frequencies(\n    {frequencies},\n    [\n{listed}\n    ],\n)"
+        return f"divided_frequencies(\n    {frequencies},\n    {_listed(self.factors)},\n)"
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongropeScaling
+def _listed(factors: tuple[float, ...]) -> str:
+    return f"[\n{indent(fill(', '.join(map(repr, factors)) + ',', 80), ' ' * 8)}\n    ]"
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Which lengths of a call have the same frequencies: all up to `original`, and beyond it all, or each its own."""
+
+    original: int
+    grows: bool
+
+    def of(self, length: int) -> int:
+        """Lengths of one number are alike."""
+        return max(length, self.original) if self.grows else int(length > self.original)
+
+    def alike(self, lengths: Iterable[int]) -> bool:
+        return len({self.of(length) for length in lengths}) <= 1
+
+
+@dataclass(frozen=True)
+class LongropeByLength:
+    """f_i' = f_i / short_i in a call of at most `original` tokens, f_i / long_i in a longer one  (Ding et al. 2024)"""
+
+    original: int
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    helpers = ("frequencies_by_length",)
+
+    def numpy(self, frequencies: Array, length: Array) -> Array:
+        return frequencies / np.where(length > self.original, self.long, self.short)
+
+    def torch(self, frequencies: str, length: str) -> str:
+        return (
+            f"frequencies_by_length(\n    {frequencies},\n    {length},\n    original={self.original},\n"
+            f"    short={_listed(self.short)},\n    long={_listed(self.long)},\n)"
+        )
+
+    def onnx(self, g: OnnxBuilder, frequencies: Array, length: OnnxValue) -> OnnxValue:
+        short, long = (g.constant((frequencies / np.array(f)).astype(np.float32)) for f in (self.short, self.long))
+        return g.op("Where", g.op("Greater", length, g.constant(np.array(self.original))), long, short)
+
+    @property
+    def sides(self) -> Sides:
+        return Sides(self.original, grows=False)
+
+
+@dataclass(frozen=True)
+class DynamicScaling:
+    """f_i' = f_i g^(-2i/(over-2)), g = 1 + factor max(length - original, 0) / original: theta grown with the call
+
+    So theta' = theta g^(over/(over-2)), and the slowest pair turns g times slower. Within the original context g is 1.
+    """
+
+    factor: float
+    original: int
+    over: int
+    helpers = ("grown_frequencies",)
+
+    def numpy(self, frequencies: Array, length: Array) -> Array:
+        growth = 1 + self.factor / self.original * np.maximum(length - self.original, 0)
+        return frequencies * growth ** self._powers(len(frequencies))
+
+    def _powers(self, pairs: int) -> Array:
+        return -2.0 * np.arange(pairs) / (self.over - 2)
+
+    def torch(self, frequencies: str, length: str) -> str:
+        return (
+            f"grown_frequencies(\n    {frequencies},\n    {length},\n    factor={self.factor!r},\n"
+            f"    original={self.original},\n    over={self.over},\n)"
+        )
+
+    def onnx(self, g: OnnxBuilder, frequencies: Array, length: OnnxValue) -> OnnxValue:
+        original = g.constant(np.array(self.original))
+        beyond = g.op("Sub", g.op("Max", length, original), original)
+        step, one = (g.constant(np.array(x, np.float32)) for x in (self.factor / self.original, 1.0))
+        growth = g.op("Add", g.op("Mul", g.op("Cast", beyond, to=1), step), one)
+        powers = g.constant(self._powers(len(frequencies)).astype(np.float32))
+        return g.op("Mul", g.op("Pow", growth, powers), g.constant(frequencies.astype(np.float32)))
+
+    @property
+    def sides(self) -> Sides:
+        return Sides(self.original, grows=True)
+
+
+# A rule by length reads how many tokens the longest row of the call has, past and new.
+ByLength = LongropeByLength | DynamicScaling
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongropeScaling | ByLength

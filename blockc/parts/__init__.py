@@ -5,12 +5,13 @@ from blockc.parts.base import Asked, Lent, Loc, Model, OrNone, Part, Piece, Prob
 from blockc.parts.mlp import Mlp
 from blockc.parts.norm import Norm, QkNorm
 from blockc.parts.position import Learned, Positions, Sine
-from blockc.parts.rope import Linear, Llama3, Longrope, Rope, Yarn
+from blockc.parts.rope import Dynamic, Linear, Llama3, Longrope, Rope, Yarn
 
 # The keys of a layer, each with the part that it describes: the one list of what there is.
 PARTS: dict[str, type[Part]] = {"attention": Attention, "mlp": Mlp, "norm": Norm}
 
 __all__ = [
-    "PARTS", "Alibi", "Asked", "Attention", "Learned", "Lent", "Linear", "Llama3", "Loc", "Longrope", "Mlp", "Model",
-    "Norm", "OrNone", "Part", "Piece", "Positions", "Problem", "QkNorm", "Rope", "Scope", "Shared", "Sine", "Yarn",
+    "PARTS", "Alibi", "Asked", "Attention", "Dynamic", "Learned", "Lent", "Linear", "Llama3", "Loc", "Longrope", "Mlp",
+    "Model", "Norm", "OrNone", "Part", "Piece", "Positions", "Problem", "QkNorm", "Rope", "Scope", "Shared", "Sine",
+    "Yarn",
 ]  # fmt: skip

@@ -85,7 +85,7 @@ class Attention(Part):
         yield from self._window_problems(context)
         if self.rope:
             head_dim = self.head_dim or width // self.heads
-            for problem in self.rope.problems(head_dim):
+            for problem in self.rope.problems(head_dim, context):
                 yield problem.under("rope")
         for problem in self.qk_norm.problems() if self.qk_norm else ():
             yield problem.under("qk_norm")
@@ -138,7 +138,9 @@ class Attention(Part):
         lent, borrowed = Lent(label, kv_heads, head_dim), a.kv_from is not None
         k, v = inner.ask(lent) if borrowed else a._keys_and_values(inner, place)
         if a.rope:
-            cos, sin = inner.ask(Shared("rotary", a.rope.table(head_dim), ("position_ids",)))
+            table = a.rope.table(head_dim)
+            read = ("position_ids",) if table.by_length is None else ("position_ids", "length")
+            cos, sin = inner.ask(Shared("rotary", table, read))
             rotary = a.rope.turn(head_dim)
             q = apply(rotary, q, cos, sin, name="q_rotated", place=place)
             k = k if borrowed else apply(rotary, k, cos, sin, name="k_rotated", place=place)

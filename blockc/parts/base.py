@@ -51,7 +51,8 @@ class Model(BaseModel):
 class Shared:
     """Made once at the root and passed into the layers: `op` of the root's values of these names.
 
-    Masks and rotary tables are such, so that layers that differ in a window or a theta alone are one function.
+    Masks and rotary tables are such, so that layers that differ in a window or a theta alone are one function. Of the
+    values `length` is one number, every other has one for each token.
     """
 
     label: str
@@ -64,7 +65,7 @@ class Shared:
 
     @property
     def types(self) -> tuple[Type, ...]:
-        return self.op.infer(*(tensor("int", B, S) for _ in self.reads))
+        return self.op.infer(*(tensor("int", *(() if read == "length" else (B, S))) for read in self.reads))
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blockc.diagnostics.meaning import ROPE_BANDS, ROPE_LISTS, ROPE_ODD, ROPE_PART
+from blockc.diagnostics.meaning import ROPE_BANDS, ROPE_LENGTH, ROPE_LISTS, ROPE_ODD, ROPE_PART
 from blockc.ops import (
+    DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongropeByLength,
     LongropeScaling,
     Rotary,
     RotaryInterleaved,
@@ -121,18 +123,28 @@ class Yarn(Model):
 class Longrope(Model):
     """Each pair's frequency divided by a factor of its own, from a list for short contexts or from one for long ones.
 
+    by_length takes the short list for a call of at most `original` tokens, past and new, the long one for a longer one.
     attention_factor multiplies cos and sin, and so the scores by its square. Source: Ding et al. 2024.
     """
 
     type: Literal["longrope"]
     short: OrNone[Factors] = None
     long: OrNone[Factors] = None
-    choose: Literal["short", "long"]
+    choose: Literal["short", "long", "by_length"]
+    original: OrNone[Positive] = None
     attention_factor: PositiveFloat
 
     def problems(self, theta: float, pairs: int) -> Iterator[Problem]:
-        if getattr(self, self.choose) is None:
-            yield Problem(ROPE_LISTS, ("choose",), f"there is no list {self.choose}", f"{self.choose}: [...]")
+        by_length = self.choose == "by_length"
+        for key in ("short", "long") if by_length else (self.choose,):
+            if getattr(self, key) is None:
+                yield Problem(ROPE_LISTS, ("choose",), f"there is no list {key}", f"{key}: [...]")
+        if by_length and self.original is None:
+            expected = "original: the most tokens of a call that takes the short list"
+            yield Problem(ROPE_LENGTH, ("choose",), "by_length must say its original", expected)
+        if not by_length and self.original is not None:
+            message = f"choose: {self.choose} takes one list for all lengths"
+            yield Problem(ROPE_LENGTH, ("original",), message, "no original, or choose: by_length", str(self.original))
         for key in ("short", "long"):
             listed: tuple[float, ...] | None = getattr(self, key)
             if listed is not None and len(listed) != pairs:
@@ -141,13 +153,38 @@ class Longrope(Model):
 
     def resolved(self) -> Longrope:
         """The list that is not chosen has no effect."""
-        return self.model_copy(update={"short" if self.choose == "long" else "long": None})
+        unread = {"long": "short", "short": "long"}.get(self.choose)
+        return self.model_copy(update={unread: None} if unread else {})
 
-    def rule(self, theta: float, over: int) -> LongropeScaling:
-        return LongropeScaling(tuple(map(float, (self.short if self.choose == "short" else self.long) or ())))
+    def rule(self, theta: float, over: int) -> LongropeScaling | LongropeByLength:
+        short, long = (tuple(map(float, factors or ())) for factors in (self.short, self.long))
+        if self.choose == "by_length":
+            return LongropeByLength(self.original or 0, short, long)
+        return LongropeScaling(short if self.choose == "short" else long)
 
 
-Scaling = Annotated[Linear | Llama3 | Yarn | Longrope, Field(discriminator="type")]
+class Dynamic(Model):
+    """Theta grown with a call of more than `original` tokens, past and new; within, nothing is scaled.
+
+    theta' = theta * (1 + factor * (length - original) / original) ^ (over / (over - 2)). Source: the NTK-aware scaling
+    of Peng et al. 2023, made dynamic.
+    """
+
+    type: Literal["dynamic"]
+    factor: PositiveFloat
+    original: Positive
+
+    def problems(self, theta: float, pairs: int) -> Iterator[Problem]:
+        return iter(())
+
+    def resolved(self) -> Dynamic:
+        return self
+
+    def rule(self, theta: float, over: int) -> DynamicScaling:
+        return DynamicScaling(float(self.factor), self.original, over)
+
+
+Scaling = Annotated[Linear | Llama3 | Yarn | Longrope | Dynamic, Field(discriminator="type")]
 
 
 class Rope(Model):
@@ -159,7 +196,7 @@ class Rope(Model):
     pairs: OrNone[Positive] = None
     scaling: OrNone[Scaling] = None
 
-    def problems(self, head_dim: int) -> Iterator[Problem]:
+    def problems(self, head_dim: int, context: int) -> Iterator[Problem]:
         if self.dims is not None and self.pairs is not None:
             both = "dims and pairs are two meanings of partial"
             yield Problem(ROPE_PART, ("pairs",), both, "one of them", also=(("dims", ("dims",)),))
@@ -171,8 +208,21 @@ class Rope(Model):
         width = self.dims if self.dims is not None else head_dim
         if width % 2:
             yield Problem(ROPE_ODD, ("dims",) if self.dims else (), "rope turns pairs", "an even width", str(width))
-        for problem in self.scaling.problems(self.theta, self.moving(head_dim)) if self.scaling else ():
+        for problem in self._scaling_problems(head_dim, context):
             yield problem.under("scaling")
+
+    def _scaling_problems(self, head_dim: int, context: int) -> Iterator[Problem]:
+        scaling = self.scaling
+        if scaling is None:
+            return
+        yield from scaling.problems(self.theta, self.moving(head_dim))
+        if isinstance(scaling, Dynamic) and self.width(head_dim) <= 2:
+            message = "dynamic slows all pairs but the first, and one alone turns"
+            yield Problem(ROPE_LENGTH, ("type",), message, "a wider head or rope", str(self.width(head_dim)))
+        if self.original and self.original >= context:
+            message, expected = "no call is longer than this, so that nothing is chosen", f"less than context {context}"
+            hint = "say a longer context, or a scaling that does not go by length"
+            yield Problem(ROPE_LENGTH, ("original",), message, expected, str(self.original), hint)
 
     def resolved(self, head_dim: int) -> Rope:
         """A part that is the whole head is no part."""
@@ -196,6 +246,11 @@ class Rope(Model):
         width, moving = self.width(head_dim), self.moving(head_dim)
         rule: ScalingRule | None = self.scaling.rule(self.theta, width) if self.scaling else None
         return RotaryTable(float(self.theta), moving, width, width // 2 - moving, rule, self.amplitude)
+
+    @property
+    def original(self) -> int | None:
+        """The longest call in which a scaling by length changes nothing, if there is one."""
+        return self.scaling.original if isinstance(self.scaling, Dynamic | Longrope) else None
 
     @property
     def amplitude(self) -> float | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from blockc.ir import Function, GraphError, Node, Value, called, functions, is_call
-from blockc.ir.reach import Constant, Leaks, Reach, Tokens
+from blockc.ir.reach import Constant, Leaks, Places, Reach, Tokens
 from blockc.ops import Input
+
+POSITIONS = "position_ids"  # where tokens stand, of all inputs
 
 
 def verify(root: Function) -> None:
@@ -69,7 +71,9 @@ def _causal(root: Function) -> None:
 
 def _given(n: Node) -> Reach:
     axis = n.op.token_axis if isinstance(n.op, Input) else None
-    return Constant() if axis is None else Tokens(axis)
+    if axis is None:
+        return Constant()
+    return Places(axis) if n.name == POSITIONS else Tokens(axis)
 
 
 class _Walk:

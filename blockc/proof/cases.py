@@ -5,11 +5,12 @@ Each case says how the calls go; what must come out is always the oracle's float
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blockc.ops import Array
+from blockc.ops import Array, Sides
 
 TOKENS = 13  # beyond a twin's window and past the first of its wavelengths
 SHORT = 7
@@ -24,6 +25,7 @@ class Case:
     starts: tuple[int, ...]  # where each begins in its row: padding stands before or after
     chunks: tuple[int, ...]
     labels: bool = False
+    first: int = 0  # the position of each sequence's first token
 
     @property
     def several_on_a_past(self) -> bool:
@@ -56,7 +58,13 @@ class Case:
 
     @property
     def position_ids(self) -> Array:
-        return np.maximum(np.cumsum(self.attention_mask, axis=1) - 1, 0)
+        return self.first + np.maximum(np.cumsum(self.attention_mask, axis=1) - 1, 0)
+
+    @property
+    def lengths(self) -> set[int]:
+        """How long its calls are, and its sequences alone."""
+        calls = (self.attention_mask[:, : new.stop].sum(axis=1).max() for new in self.slices)
+        return {self.first + int(count) for count in (*calls, *map(len, self.rows))}
 
     def own(self, logits: Array) -> list[Array]:
         """The rows of a (B, length, ...) array that are real tokens."""
@@ -68,8 +76,21 @@ def sequences(vocab: int, seed: int = 7) -> tuple[Array, Array]:
     return random.randint(0, vocab, TOKENS), random.randint(0, vocab, SHORT)
 
 
-def cases(vocab: int, cached: bool) -> tuple[Case, ...]:
-    """Every case that applies; a model without a cache takes whole sequences only."""
+def cases(vocab: int, cached: bool, sides: Iterable[Sides] = ()) -> tuple[Case, ...]:
+    """Every case that applies; a model without a cache takes whole sequences only.
+
+    Where a length changes the function, again with positions that begin behind it.
+    """
+    plain = _plain(vocab, cached)
+    beyond = (
+        replace(case, name=f"{case.name}, beyond {side.original}", first=side.original)
+        for side in sides
+        for case in plain
+    )
+    return (*plain, *beyond)
+
+
+def _plain(vocab: int, cached: bool) -> tuple[Case, ...]:
     a, b = sequences(vocab)
     both = (a, np.roll(a, 3))
     whole = (

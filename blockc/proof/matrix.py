@@ -144,10 +144,13 @@ def prove(
     truth = Truth(twin, random_parameters(twin.function, SEED))
     rows: list[Row] = []
     inapplicable: dict[str, str] = {}
+    chosen = _cases(twin, inapplicable)
     missing = {package: "missing" for package in ("torch", "onnxruntime") if importlib.util.find_spec(package) is None}
     with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
         for runner in _runners(twin, Path(folder), missing, model_py, given, targets):
-            for case in _cases(runner, twin):
+            for case in chosen:
+                if case.labels and (isinstance(runner, Onnx) or _gives_top(runner)):
+                    continue  # the loss is PyTorch's alone: an ONNX graph has no labels; and it wants all logits
                 if why := _cannot(runner, case):
                     inapplicable[f"{runner.name}, {case.name}"] = why
                 else:
@@ -220,11 +223,20 @@ def _gives_top(runner: Runner) -> bool:
     return any(isinstance(n.op, Top) for n in runner.function.nodes)
 
 
-def _cases(runner: Runner, twin: Compiled) -> Iterator[Case]:
-    """The loss is PyTorch's alone: an ONNX graph has no labels. It also wants the logits of all tokens."""
-    for case in cases(twin.spec.top.vocab, cached=bool(pasts(twin.served))):
-        if not case.labels or not (isinstance(runner, Onnx) or _gives_top(runner)):
-            yield case
+def _cases(twin: Compiled, inapplicable: dict[str, str]) -> list[Case]:
+    """Those whose calls, and sequences alone, are of lengths that are alike and within the context."""
+    chosen: list[Case] = []
+    unlike: list[str] = []
+    for case in cases(twin.spec.top.vocab, cached=bool(pasts(twin.served)), sides=twin.sides):
+        if case.first and max(case.lengths) > twin.spec.top.context:
+            inapplicable[case.name] = "the context ends before"
+        elif all(side.alike(case.lengths) for side in twin.sides):
+            chosen.append(case)
+        else:
+            unlike.append(case.name)
+    if unlike:
+        inapplicable["; ".join(unlike)] = "calls of unlike lengths, at which rope turns unlike by definition"
+    return chosen
 
 
 class Truth:
@@ -234,19 +246,19 @@ class Truth:
         half = {name: array.astype(np.float16).astype(np.float64) for name, array in params.items()}
         self.params: dict[str, Params] = {"float64": params, "float32": params, "float16": half}
         self.whole = Oracle(twin.function)
-        self.known: dict[tuple[str, bytes], Array] = {}
+        self.known: dict[tuple[str, bytes, int], Array] = {}
 
-    def alone(self, row: Array, dtype: str) -> Array:
-        key = ("float16" if dtype == "float16" else "float64", row.tobytes())
+    def alone(self, row: Array, dtype: str, first: int = 0) -> Array:
+        key = ("float16" if dtype == "float16" else "float64", row.tobytes(), first)
         if key not in self.known:
-            case = Case("alone", (row,), (0,), (len(row),))
+            case = Case("alone", (row,), (0,), (len(row),), first=first)
             self.known[key] = self.whole.run(case, self.params[dtype]).logits[0]
         return self.known[key]
 
 
 def compare(oracle: Truth, runner: Runner, case: Case) -> Row:
     dtype, params = runner.dtype, oracle.params[runner.dtype]
-    truth = [oracle.alone(row, dtype) for row in case.rows]
+    truth = [oracle.alone(row, dtype, case.first) for row in case.rows]
     try:
         answer = runner.run(case, params)
     except Exception as error:  # what was emitted may be anything by now: that it fails is a finding, not a crash

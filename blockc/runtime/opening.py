@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from blockc.checkpoint import linked_checkpoint
+from blockc.ops import Sides
 from blockc.passes import TOKENS, VALUES
 from blockc.target import Provider, Target, target_of
 from blockc.weights import CheckpointError
@@ -53,6 +54,7 @@ class Opened:
     long as the cache, and write_indices say where each row's new tokens go. `rows`: each row's tokens stand at the
     left, in the mask and in the cache. `one_row`: a kernel takes several new tokens on a past in one row only.
     `captured`: decode steps are replayed as a CUDA graph.
+    `sides`: what is in a cache goes with a call of a like length alone.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Opened:
     outputs: Mapping[str, tuple[int, int]]  # beside the cache: onnx's number of the type, and the last axis
     element: int  # onnx's number of the float type
     pasts: tuple[Past, ...]
+    sides: tuple[Sides, ...]
     session: Any
     captured: bool = False
 
@@ -101,6 +104,7 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool,
             manifest["padding"] == "right",
         )
         name, context, vocab = str(manifest["name"]), int(report["context"]), int(report["vocab"])
+        sides = tuple(Sides(int(side["original"]), bool(side["grows"])) for side in manifest["by_length"])
         if weights is not None:
             _compare(folder, weights)
     except (KeyError, TypeError, ValueError):
@@ -128,6 +132,7 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool,
         outputs={v.name: (kinds[v.name], v.shape[2]) for v in session.get_outputs() if v.name in kinds},
         element=element,
         pasts=pasts,
+        sides=sides,
         session=session,
         captured=capture,
     )

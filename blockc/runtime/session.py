@@ -108,7 +108,9 @@ class Session:
             return
         if self.model.top and isinstance(sampler, Sampler) and (why := sampler.lacks(self.model.top)):
             raise SessionError(f"{self.model.name}: {why}: give a smaller top_k, or build it with --logits last")
-        self._refuse_long(max(map(len, prompts), default=0) + new)
+        longest = max(map(len, prompts), default=0)
+        self._refuse_long(longest + new)
+        self._refuse_unlike(longest, longest + new - 1)
         logits = self.prefill(prompts, room=new - 1)
         ended = [False] * len(prompts)
         for left in reversed(range(new)):
@@ -151,11 +153,22 @@ class Session:
                 "cache in one row only: decode() them one by one, or give each row a session"
             )
         self._refuse_long(int((before + counts).max()) + room)
+        self._refuse_unlike(int(before.max()), int((before + counts).max()))
         return before
 
     def _refuse_long(self, tokens: int) -> None:
         if tokens > self.context:
             raise SessionError(f"{tokens} tokens of one row, and the model's context is {self.context}")
+
+    def _refuse_unlike(self, held: int, tokens: int) -> None:
+        """A cache whose keys were turned in a call of `held` tokens does not go with every longer call."""
+        for side in self.model.sides:
+            if held and not side.alike((held, tokens)):
+                otherwise = "otherwise at every length" if side.grows else "otherwise"
+                raise SessionError(
+                    f"{tokens} tokens of one row on a cache of {held}: beyond {side.original} the model's rope turns "
+                    f"tokens {otherwise}, and those of the cache are turned: reset() and read all anew in one call"
+                )
 
     def _reserved(self, rows: int, columns: int, room: int) -> Cache:
         """The cache, long enough for so many columns, and the mask as long as it. Growing doubles it at least."""

@@ -119,8 +119,15 @@ KEYS: dict[str, str] = {
     "Absent or none: there is no such list.",
     "Longrope.long": "Factors for longer contexts, a number above 0 for each pair that turns. Absent or none: there is "
     "no such list.",
-    "Longrope.choose": "The list that is used: short or long. The other has no effect.",
+    "Longrope.choose": "The list that is used: short or long, and the other has no effect; or by_length, short in a "
+    "call of at most original tokens, long in a longer one.",
+    "Longrope.original": "The most tokens, past and new, of a call that takes the short list; for choose: by_length, "
+    "which needs it. Absent or none: one list for all lengths.",
     "Longrope.attention_factor": "Number that cosines and sines are multiplied by. A number above 0.",
+    "Dynamic.type": "dynamic: theta grows with the tokens of a call beyond the original context.",
+    "Dynamic.factor": "How fast it grows: theta times (1 + factor * beyond / original) ^ (R / (R - 2)), R being the "
+    "coordinates. A number above 0.",
+    "Dynamic.original": "Tokens of the context within which nothing is scaled. An integer below context.",
     "Llama3.type": "llama3: long wavelengths stretched by factor, short ones kept, a smooth passage between.",
     "Llama3.factor": "How much the longest wavelengths are stretched. A number above 0, such as 8.",
     "Llama3.low_freq_factor": "Wavelengths above original / this are stretched whole. A number above 0.",

@@ -47,7 +47,6 @@ RESERVED = """
     encoder decoder cross_attention conv mamba delta relative_bias streams side_inputs
     output_gate latent experts
     qk_norm.order
-    dynamic
 """.split()  # noqa: SIM905 - a table, not a list
 
 

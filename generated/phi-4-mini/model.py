@@ -43,14 +43,22 @@ def visible(query_positions: Tensor, key_positions: Tensor) -> Tensor:
     return query_positions[:, None, :, None] >= key_positions[:, None, None, :]
 
 
+def longest(position_ids: Tensor) -> Tensor:
+    """How many tokens, past and new, the longest row of the batch has: (B, S) -> ()."""
+    return position_ids.max() + 1
+
+
 def rotary_frequencies(theta: float, pairs: int, over: int) -> Tensor:
     """theta^(-2i/over) for i < pairs: the angle by which pair i turns from one position to the next."""
     return theta ** (-2 * torch.arange(pairs, dtype=torch.float32) / over)
 
 
-def divided_frequencies(frequencies: Tensor, factors: list[float]) -> Tensor:
-    """Each pair's frequency divided by a factor of its own: (R,)."""
-    return frequencies / torch.tensor(factors)
+def frequencies_by_length(
+    frequencies: Tensor, length: Tensor, original: int, short: list[float], long: list[float]
+) -> Tensor:
+    """Each pair's frequency divided by a factor of its own, from one list up to the original length: (R,)."""
+    lists = [torch.tensor(factors, device=length.device) for factors in (long, short)]
+    return frequencies.to(length.device) / torch.where(length > original, *lists)
 
 
 def rotary_table(position_ids: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,11 +192,19 @@ class Model(nn.Module):
         queries_at = query_positions(attention_mask, input_ids.shape[1])  # (B, S)
         keys_at = key_positions(attention_mask)  # (B, T)
         mask = visible(queries_at, keys_at)  # (B, 1, S, T)
+        length = longest(position_ids)  # ()
         cos, sin = amplified_rotary_table(
             position_ids,
-            divided_frequencies(
+            frequencies_by_length(
                 rotary_frequencies(10000.0, pairs=48, over=96),
-                [
+                length,
+                original=4096,
+                short=[
+                    1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0,
+                    1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0,
+                    1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0,
+                ],
+                long=[
                     1.0, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897,
                     1.956131817, 2.187582649, 2.446418898, 2.735880826, 3.059592084, 3.421605075,
                     3.826451687, 4.279200023, 4.785517845, 5.351743533, 5.984965424, 6.693110555,

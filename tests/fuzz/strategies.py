@@ -52,6 +52,9 @@ def maybe(draw: st.DrawFn, likely: float = 0.5) -> bool:
 # Parts
 
 
+BY_LENGTH: Keys = {"choose": "by_length", "original": 8}
+
+
 @st.composite
 def ropes(draw: st.DrawFn, head_dim: int) -> Keys:
     rope: Keys = {"theta": draw(st.sampled_from([100, 10000.0, 5e5])),
@@ -62,24 +65,30 @@ def ropes(draw: st.DrawFn, head_dim: int) -> Keys:
     if part == "pairs":
         rope["pairs"] = draw(st.integers(1, head_dim // 2))
     if maybe(draw, 0.25):
-        rope["scaling"] = draw(scalings(rope.get("pairs", rope.get("dims", head_dim) // 2)))
+        wide = rope.get("dims", head_dim)
+        rope["scaling"] = draw(scalings(rope.get("pairs", wide // 2), wide))
     return rope
 
 
 @st.composite
-def scalings(draw: st.DrawFn, pairs: int) -> Keys:
-    kind, low = draw(st.sampled_from(["linear", "llama3", "yarn", "longrope"])), draw(st.sampled_from([0.5, 1]))
+def scalings(draw: st.DrawFn, pairs: int, wide: int) -> Keys:
+    kinds = ["linear", "llama3", "yarn", "longrope", *(["dynamic"] if wide > 2 else [])]
+    kind, low = draw(st.sampled_from(kinds)), draw(st.sampled_from([0.5, 1]))
     if kind == "longrope":
         lists = {key: [draw(st.sampled_from([1, 1.5, 8])) for _ in range(pairs)] for key in ("short", "long")}
-        chosen = draw(st.sampled_from(["short", "long"]))
-        return {"type": kind, "choose": chosen, "attention_factor": draw(st.sampled_from([0.5, 1.25])), **lists}
+        chosen: Keys = draw(st.sampled_from([{"choose": "short"}, {"choose": "long"}, BY_LENGTH]))
+        return {"type": kind, **chosen, "attention_factor": draw(st.sampled_from([0.5, 1.25])), **lists}
     keys: Keys = {"type": kind, "factor": draw(st.sampled_from([2, 8.0]))}
     if kind == "llama3":
         keys |= {"low_freq_factor": low, "high_freq_factor": low + draw(st.sampled_from([0.5, 3]))}
     if kind == "yarn":
         keys |= {"beta_slow": low, "beta_fast": low + draw(st.sampled_from([0.5, 31])), "truncate": draw(st.booleans()),
                  "attention_factor": draw(st.sampled_from(["none", 0.5, 1.25]))}  # fmt: skip
-    return keys if kind == "linear" else keys | {"original": draw(st.sampled_from([8, 64]))}
+    return (
+        keys
+        if kind == "linear"
+        else keys | {"original": draw(st.sampled_from([8, *([64] if kind != "dynamic" else [])]))}
+    )
 
 
 @st.composite

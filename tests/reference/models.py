@@ -129,10 +129,12 @@ def _gated(keys: Keys) -> dict[str, Any]:
     assert keys["positions"] == "none" and a["scale"] == a["head_dim"] ** -0.5
     activation = {"swiglu": "silu", "reglu": "relu", "geglu": "gelu"}[mlp["type"]]
     assert not mlp["bias"] and norm["type"] == "rms" and "offset" not in norm
+    scaling = a["rope"].get("scaling", {})
+    within = scaling["original"] if scaling.get("type") == "dynamic" else keys["context"]
     return {
         "vocab_size": keys["vocab"], "hidden_size": keys["width"], "num_hidden_layers": keys["depth"],
         "intermediate_size": mlp["width"], "num_attention_heads": a["heads"], "num_key_value_heads": a["kv_heads"],
-        "hidden_act": activation, "max_position_embeddings": keys["context"], "rms_norm_eps": norm["eps"],
+        "hidden_act": activation, "max_position_embeddings": within, "rms_norm_eps": norm["eps"],
         "tie_word_embeddings": keys["head"]["tied"], "rope_parameters": rope(a["rope"], a["head_dim"]),
     }  # fmt: skip
 

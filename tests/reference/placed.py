@@ -148,14 +148,14 @@ def smollm3(keys: Keys) -> Any:
 
 
 def phi4_mini(keys: Keys) -> Any:
-    """The library takes one list or the other by the length of a run: here both are the one that is chosen."""
+    """The list by the length of a run is no choice."""
     from transformers import Phi3Config
 
     a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
     rope, scaling = a["rope"], a["rope"]["scaling"]
-    factors = scaling[scaling["choose"]]
-    original = keys["context"] // {"short": 1, "long": 2}[scaling["choose"]]
-    assert rope["pairing"] == "half" and scaling["type"] == "longrope" and not a["bias"] and "window" not in a
+    original = scaling["original"]
+    assert (scaling["type"], scaling["choose"]) == ("longrope", "by_length") and original < keys["context"]
+    assert rope["pairing"] == "half" and not a["bias"] and "window" not in a
     assert a["scale"] == a["head_dim"] ** -0.5 and a["head_dim"] * a["heads"] == keys["width"]
     assert mlp["type"] == "swiglu" and not mlp["bias"] and (norm["type"], norm["placement"]) == ("rms", "pre")
     return Phi3Config(
@@ -163,7 +163,8 @@ def phi4_mini(keys: Keys) -> Any:
         original_max_position_embeddings=original, sliding_window=None,
         rope_parameters={
             "rope_type": "longrope", "rope_theta": rope["theta"], "attention_factor": scaling["attention_factor"],
-            "partial_rotary_factor": rope["dims"] / a["head_dim"], "short_factor": factors, "long_factor": factors,
+            "partial_rotary_factor": rope["dims"] / a["head_dim"], "short_factor": scaling["short"],
+            "long_factor": scaling["long"],
             "original_max_position_embeddings": original,
         },
     )  # fmt: skip

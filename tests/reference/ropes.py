@@ -31,6 +31,13 @@ def rope(keys: Keys, head_dim: int | None = None) -> dict[str, Any]:
             return said | {key: scaling[key] for key in ("factor", "low_freq_factor", "high_freq_factor")}
         case "yarn":
             return said | {key: scaling[key] for key in _YARN}
+        case "dynamic":  # whose original is max_position_embeddings
+            return {key: said[key] for key in ("rope_type", "rope_theta")} | {"factor": scaling["factor"]}
+        case "longrope" if scaling["choose"] == "by_length":
+            return said | {
+                "attention_factor": scaling["attention_factor"], "short_factor": scaling["short"],
+                "long_factor": scaling["long"],
+            }  # fmt: skip
         case "longrope":
             factors = scaling[scaling["choose"]]
             return {"original_max_position_embeddings": 1, **said} | {

@@ -13,7 +13,7 @@ from blockc.ops.attention import Attention, Extend, MergeHeads, SplitHeads
 from blockc.ops.base import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, expect, rand
 from blockc.ops.fused.rows import MICROSOFT, Lengths, RotaryRows, RowLengths
 from blockc.ops.interleaved import RotaryInterleaved
-from blockc.ops.position import Rotary, RotaryTable
+from blockc.ops.rotary import Rotary, RotaryTable
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockc.ir import Type, dim
-from blockc.ir.reach import Constant, Leaks, Reach, Tokens, along
+from blockc.ir.reach import Constant, Leaks, Length, Reach, Tokens, along
 from blockc.ops.base import Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, expect, rand
-from blockc.ops.position import RotaryTable
-from blockc.ops.scaling import LinearScaling
+from blockc.ops.rotary import RotaryTable
+from blockc.ops.scaling import DynamicScaling, LinearScaling
 
 MICROSOFT = "com.microsoft"
 
@@ -167,7 +167,7 @@ class RowLengths(Op):
 
 @dataclass(frozen=True)
 class RotaryRows(Op):
-    """cos and sin of the rotary table at 0, 1, ..., T-1: (B, T) -> two of (T, pairs)"""
+    """cos and sin of the rotary table at 0, 1, ..., T-1: (B, T) -> two of (T, pairs); by length also of ()."""
 
     table: RotaryTable
     output_names = ("cos", "sin")
@@ -176,21 +176,28 @@ class RotaryRows(Op):
         return (Type("float", (args[0].shape[1], dim(self.table.pairs + self.table.still))),) * 2
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
-        cos, sin = self.table.numpy((np.arange(args[0].shape[1])[None],), ())
+        cos, sin = self.table.numpy((np.arange(args[0].shape[1])[None], *args[1:]), ())
         return cos[0], sin[0]
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         total = g.op("Squeeze", g.op("Shape", args[0], start=1, end=2), g.constant([0]))
         positions = g.op("Range", g.constant(np.array(0)), total, g.constant(np.array(1)))
         turned = g.op("Unsqueeze", g.op("Cast", positions, to=1), g.constant([1]))
-        angles = g.op("Mul", turned, g.constant(self.table.frequencies.astype(np.float32)))
+        angles = g.op("Mul", turned, self.table.lowered(g, *args[1:]))
         return [self.table.amplified(g, g.op(turn, angles)) for turn in ("Cos", "Sin")]
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
-        return Constant(), Constant()  # of the shape alone
+        if reaches[1:] not in ((), (Length(),), (Constant(),)):
+            return (Leaks("a table by something else than a length"),) * 2
+        return Constant(), Constant()  # of the shape alone, and of the length
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
         amplified = RotaryTable(10000.0, 4, 8, 0, LinearScaling(4.0), 1.5)
+        dynamic = RotaryTable(10000.0, 4, 8, 0, DynamicScaling(4.0, 4, 8))
         mask = np.ones((2, 5), np.int64)
-        return Sample(RotaryRows(RotaryTable(10000.0, 4, 8)), (mask,)), Sample(RotaryRows(amplified), (mask,))
+        return (
+            Sample(RotaryRows(RotaryTable(10000.0, 4, 8)), (mask,)),
+            Sample(RotaryRows(amplified), (mask,)),
+            Sample(RotaryRows(dynamic), (mask, np.array(5))),
+        )

@@ -75,8 +75,9 @@ class _Matched:
         return None if self.q.rotary is None else _of(Rotary, self.q.rotary)
 
     @property
-    def table(self) -> RotaryTable | None:
-        return None if self.q.rotary is None else _of(RotaryTable, self.q.rotary.inputs[1].node)
+    def table(self) -> Node | None:
+        """Of a RotaryTable."""
+        return None if self.q.rotary is None else self.q.rotary.inputs[1].node
 
 
 def attentions(rewrite: Rewrite) -> None:
@@ -251,6 +252,9 @@ def _lengths(rewrite: Rewrite, op: Lengths | RowLengths) -> tuple[Value, ...]:
     return rewrite.once("lengths", lambda: node(op, rewrite.inputs["attention_mask"][0], name="lengths"))
 
 
-def _rows(rewrite: Rewrite, table: RotaryTable) -> tuple[Value, ...]:
+def _rows(rewrite: Rewrite, made: Node) -> tuple[Value, ...]:
+    """The table of the tokens' places; one by length reads the length that the table of their positions does."""
+    table = _of(RotaryTable, made)
     name = f"rotary_rows_{sum(isinstance(key, RotaryTable) for key in rewrite.shared)}"
-    return rewrite.once(table, lambda: node(RotaryRows(table), rewrite.inputs["attention_mask"][0], name=name))
+    operands = (rewrite.inputs["attention_mask"][0], *rewrite.now(*made.inputs[1:]))
+    return rewrite.once(table, lambda: node(RotaryRows(table), *operands, name=name))
