@@ -18,7 +18,7 @@ import pytest
 
 from blockc import api, interp
 from blockc.compile import Compiled, compiled
-from blockc.folder import FolderError
+from blockc.folder import FolderError, genai_context
 from blockc.ir import GraphError
 from blockc.ir.reach import Constant, Leaks, Length, Places, Tokens
 from blockc.ops import Array, Longest, RotaryTable
@@ -221,6 +221,11 @@ def test_a_session_refuses_to_cross_and_goes_on_on_one_side(kind: str, target: T
     with pytest.raises(SessionError, match="reset"):
         next(session.generate([rows[0][: LENGTH - 2]], 4))
     assert len(list(session.generate([rows[0][: LENGTH - 2]], 3))) == 3
+
+
+def test_genai_which_goes_on_with_its_cache_is_told_of_one_side() -> None:
+    assert {kind: genai_context(model(kind)) for kind in SCALINGS} == dict.fromkeys(SCALINGS, LENGTH)
+    assert genai_context(twin(NAME)) == twin(NAME).spec.top.context > LENGTH
 
 
 def _truth(kind: str, rows: list[list[int]], count: int) -> Array:

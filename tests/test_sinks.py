@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
 from blockc.ops import Array
-from blockc.proof.cases import Case
-from blockc.proof.runners import Oracle
+from blockc.ops.fused import GroupQueryAttention, RowQueryAttention
+from blockc.proof.cases import Case, cases
+from blockc.proof.matrix import FLOATS, Truth, compare
+from blockc.proof.runners import Onnx, Oracle
+from blockc.target import Target
 from blockc.weights import random_parameters
 from tests.spec_text import made
 
@@ -77,3 +81,34 @@ def test_one_expert_of_gpt_oss_is_a_dense_model(sinks: str, limit: str, same: bo
     for chunks in ((12,), (5, 4, 1, 1, 1)):
         ours = Oracle(model.served).run(Case("", tuple(tokens), (0, 0), chunks), params).logits
         assert (np.abs(ours - wanted).max() < 5e-6 * wanted.std()) == same
+
+
+FUSED = {
+    "by a mask": Target("cpu"),
+    "by a mask, fp16": Target("cpu", "fp16"),
+    "by a mask, packed": Target("cpu", packed=True),
+    "by rows": Target("cpu", padding="right"),
+    "by rows, packed": Target("cpu", padding="right", packed=True),
+    "for cuda": Target("cuda", "fp16"),
+}
+WIDE = KEYS.replace("width: 24", "width: 48").replace("head_dim: 8", "head_dim: 16")
+
+
+@pytest.mark.parametrize("target", FUSED.values(), ids=FUSED)
+def test_sinks_are_in_the_kernel_whatever_it_is_fed(target: Target) -> None:
+    """Both layers, one with a window. For CUDA the same nodes in float32 on the CPU."""
+    model = made(WIDE % ("sinks: true, ", "0.8"))
+    names = [n.name for n in model.flat(target).nodes if isinstance(n.op, GroupQueryAttention | RowQueryAttention)]
+    assert names == ["layers.0.attention.mixed", "layers.1.attention.mixed"]
+    assert not any("attention.mixed" in left.node for left in model.unfused(target))
+    dtype = "fp16" if target == Target("cpu", "fp16") else "fp32"
+    graph = model.onnx(target, dtype=dtype)
+    kernels = [n for n in onnx.load_from_string(graph).graph.node if n.op_type == "GroupQueryAttention"]
+    assert [len(n.input) for n in kernels] == [12, 12] and all(n.input[11] for n in kernels)
+    truth = Truth(model, random_parameters(model.function, 5))
+    kernel = Onnx(graph, model.flat(target), dtype=FLOATS[dtype], parts=model.parts(target))
+    for runner in (Oracle(model.flat(target), parts=model.parts(target)), kernel):
+        for case in cases(40, cached=True):
+            if not case.labels and not case.several_on_a_past:
+                row = compare(truth, runner, case)
+                assert row.holds, row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from blockc.ops.base import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, e
 from blockc.ops.fused.rows import MICROSOFT, Lengths, RotaryRows, RowLengths
 from blockc.ops.interleaved import RotaryInterleaved
 from blockc.ops.rotary import Rotary, RotaryTable
+from blockc.ops.sinks import SinkAttention
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -21,8 +25,8 @@ class GroupQueryAttention(Op):
     """y, key, value = join(attend([past, turned k], [past, v])), with q and k split and turned at their slots
 
     q (B, S, heads * d), k and v (B, S, kv_heads * d), the pasts (B, kv_heads, P, d), bias (B, 1, S, T), or each head's
-    own (B, heads, S, T) where it is more than a mask, last (B), total (), and with rope slots (B, S), cos and sin
-    (T, width/2) -> (B, S, heads * d), presents (B, kv_heads, T, d).
+    own (B, heads, S, T) where it is more than a mask, last (B), total (), with rope slots (B, S), cos and sin
+    (T, width/2), and where there are sinks these (heads) -> (B, S, heads * d), presents (B, kv_heads, T, d).
     """
 
     heads: int
@@ -49,23 +53,24 @@ class GroupQueryAttention(Op):
         return bias[0] * bias[2] * bias[3] * self.heads
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
-        q, k, v, past_key, past_value, bias, _last, _total, *rope = _apart(self, args)
+        q, k, v, past_key, past_value, bias, _last, _total, *rest = _apart(self, args)
+        rope, sinks = _apart_sinks(self, rest)
         q = SplitHeads(self.heads, self.head_dim).numpy((q,), ())[0]
         k, v = (SplitHeads(self.kv_heads, self.head_dim).numpy((x,), ())[0] for x in (k, v))
         if self.rotary is not None:
             slots, cos, sin = rope
             q, k = (self.rotary.numpy((x, cos[slots], sin[slots]), ())[0] for x in (q, k))
         key, value = Extend().numpy((past_key, k), ())[0], Extend().numpy((past_value, v), ())[0]
-        attend = Attention(self.heads, self.kv_heads, self.scale, self.softcap, self.biased)
-        mixed = attend.numpy((q, key, value, bias if self.biased else bias == 0), ())[0]
+        mixed = _attend(self, (q, key, value, bias if self.biased else bias == 0, *sinks), self.biased)
         return MergeHeads().numpy((mixed,), ())[0], key, value
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         args = (*args[:1], None, None, *args[1:]) if self.packed else args
-        q, k, v, past_key, past_value, bias, last, total, *rope = args
+        q, k, v, past_key, past_value, bias, last, total, *rest = args
+        rope, sinks = _apart_sinks(self, rest)
         slots, cos, sin = rope or (None, None, None)
         return g.ops(
-            "GroupQueryAttention", 3, q, k, v, past_key, past_value, last, total, cos, sin, slots, bias,
+            "GroupQueryAttention", 3, q, k, v, past_key, past_value, last, total, cos, sin, slots, bias, *sinks,
             domain=MICROSOFT, num_heads=self.heads, kv_num_heads=self.kv_heads, scale=self.scale,
             softcap=self.softcap or 0.0, do_rotary=int(self.rotary is not None),
             rotary_interleaved=self.rotary.interleaved if self.rotary else 0,
@@ -106,6 +111,8 @@ class GroupQueryAttention(Op):
             biased(sample(4, 4, None, None)),
             biased(sample(4, 2, 0.8, Rotary)),
             biased(_packed(sample(8, 2, None, None))),
+            _sunk(sample(4, 2, None, Rotary)),
+            _sunk(_packed(sample(8, 2, None, None))),
         )
 
 
@@ -115,7 +122,7 @@ class RowQueryAttention(Op):
 
     q (B, S, heads * d), k and v (B, S, kv_heads * d), the pasts (B, kv_heads, P, d), last (B), total (), and with rope
     cos and sin (T, width/2). A row's new tokens stand in its cache from first on: 0 in a prompt (S = T), else
-    last + 1 - S. Query i sees the keys first + i - window < j <= first + i.
+    last + 1 - S. Query i sees the keys first + i - window < j <= first + i. Sinks (heads) come last.
     What the caches hold behind a row's last token is nobody's.
     """
 
@@ -141,7 +148,8 @@ class RowQueryAttention(Op):
         return batch * tokens * (args[1 if self.packed else 3].shape[2] + tokens) * self.heads
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
-        q, k, v, past_key, past_value, last, total, *rope = _apart(self, args)
+        q, k, v, past_key, past_value, last, total, *rest = _apart(self, args)
+        rope, sinks = _apart_sinks(self, rest)
         tokens = q.shape[1]
         first = np.where(total == tokens, 0, last.astype(np.int64) + 1 - tokens)
         at = np.maximum(first[:, None] + np.arange(tokens), 0)
@@ -153,15 +161,19 @@ class RowQueryAttention(Op):
         key, value = _written(past_key, k, at), _written(past_value, v, at)
         distance = at[:, None, :, None] - np.arange(key.shape[2])
         seen = (distance >= 0) & (distance < (self.window or 2**30))
-        mixed = Attention(self.heads, self.kv_heads, self.scale, self.softcap).numpy((q, key, value, seen), ())[0]
+        mixed = _attend(self, (q, key, value, seen, *sinks))
         return MergeHeads().numpy((mixed,), ())[0], key, value
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         rotary = int(self.rotary is not None)
         args = (*args[:1], None, None, *args[1:]) if self.packed else args
+        rope, sinks = _apart_sinks(self, args[7:])
+        if sinks:
+            rope = (*(rope or (None, None)), None, None)  # neither places nor a bias stand before the sinks
         return g.ops(
-            "GroupQueryAttention", 3, *args, domain=MICROSOFT, num_heads=self.heads, kv_num_heads=self.kv_heads,
-            scale=self.scale, softcap=self.softcap or 0.0, local_window_size=self.window or -1, do_rotary=rotary,
+            "GroupQueryAttention", 3, *args[:7], *rope, *sinks, domain=MICROSOFT, num_heads=self.heads,
+            kv_num_heads=self.kv_heads, scale=self.scale, softcap=self.softcap or 0.0,
+            local_window_size=self.window or -1, do_rotary=rotary,
             rotary_interleaved=self.rotary.interleaved if self.rotary else 0,
         )  # fmt: skip
 
@@ -189,7 +201,23 @@ class RowQueryAttention(Op):
             sample(RowQueryAttention(4, 2, 16, 0.3, None, 2, RotaryInterleaved(16, 16)), 4, ragged, 1),
             sample(RowQueryAttention(4, 2, 16, 0.3, None, 2, Rotary(16, 16)), 3, whole[:1], 2),
             _packed(sample(RowQueryAttention(8, 2, 16, 0.3, None, None, Rotary(16, 16)), 4, ragged, 1)),
+            _sunk(sample(RowQueryAttention(4, 2, 16, 0.3, None, 3), 0, whole, 5)),
+            _sunk(sample(RowQueryAttention(8, 2, 16, 0.3, None, 2, Rotary(16, 16)), 4, ragged, 1)),
+            _sunk(_packed(sample(RowQueryAttention(4, 4, 16, 0.3, None, None, Rotary(16, 16)), 3, whole[:1], 2))),
         )
+
+
+def _attend(op: GroupQueryAttention | RowQueryAttention, operands: Arrays, biased: bool = False) -> Array:
+    """Attention of queries, keys, values and a mask, or with sinks behind them."""
+    if len(operands) > 4:
+        return SinkAttention(op.heads, op.kv_heads, op.scale).numpy(operands, ())[0]
+    return Attention(op.heads, op.kv_heads, op.scale, op.softcap, biased).numpy(operands, ())[0]
+
+
+def _apart_sinks(op: GroupQueryAttention | RowQueryAttention, rest: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...]]:
+    """Of the operands behind those that there always are, those of rope, and the sinks, if there are any."""
+    rope = (3 if isinstance(op, GroupQueryAttention) else 2) if op.rotary else 0
+    return tuple(rest[:rope]), tuple(rest[rope:])
 
 
 def _written(past: Array, new: Array, at: Array) -> Array:
@@ -208,6 +236,10 @@ def _outputs(
     widths = (wide + 2 * narrow,) if op.packed else (wide, narrow, narrow)
     batch, tokens, _ = flat[0].shape
     wanted = tuple(Type("float", (batch, tokens, dim(width))) for width in widths)
+    always = 3 if isinstance(op, GroupQueryAttention) else 2
+    for sinks in _apart_sinks(op, rest[always:])[1]:
+        expect(op.softcap is None, "the softcap of scores with sinks", "none", op.softcap)
+        expect(sinks == Type("float", (dim(op.heads),)), "the sinks", f"float[{op.heads}]", sinks)
     expect(flat == wanted, "queries, keys and values", ", ".join(map(str, wanted)), ", ".join(map(str, flat)))
     present = Type("float", (batch, dim(op.kv_heads), past.shape[2] + tokens, dim(op.head_dim)))
     return Type("float", (batch, tokens, dim(wide))), present, rest
@@ -225,3 +257,10 @@ def _packed(sample: Sample) -> Sample:
     op = sample.op
     assert isinstance(op, GroupQueryAttention | RowQueryAttention)
     return Sample(replace(op, packed=True), (np.concatenate(sample.args[:3], axis=2), *sample.args[3:]))
+
+
+def _sunk(sample: Sample) -> Sample:
+    """The same with a sink for each head."""
+    op = sample.op
+    assert isinstance(op, GroupQueryAttention | RowQueryAttention)
+    return Sample(op, (*sample.args, rand(op.heads, seed=9)))

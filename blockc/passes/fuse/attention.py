@@ -19,7 +19,6 @@ from blockc.ops import (
     RmsNorm,
     Rotary,
     RotaryTable,
-    SinkAttention,
     SplitHeads,
     Visible,
 )
@@ -71,6 +70,10 @@ class _Matched:
         return self.attention.op
 
     @property
+    def sinks(self) -> tuple[Value, ...]:
+        return self.attention.inputs[4:]
+
+    @property
     def rotary(self) -> Rotary | None:
         return None if self.q.rotary is None else _of(Rotary, self.q.rotary)
 
@@ -112,11 +115,9 @@ def _passed(m: _Matched) -> Iterator[Node]:
 
 
 def _match(rewrite: Rewrite, n: Node) -> _Matched:
-    if isinstance(n.op, SinkAttention):
-        raise Mismatch("its heads have sinks")
     if isinstance(n.op, Attention) and n.op.borrowed:
         raise Mismatch("its keys and values are another attention's")
-    q, k, v, mask = n.inputs
+    q, k, v, mask, *_ = n.inputs
     join = rewrite.only_user(n[0])
     if join is None or not isinstance(join.op, MergeHeads):
         raise Mismatch("its heads are not joined at once")
@@ -196,7 +197,7 @@ def _by_mask(rewrite: Rewrite, m: _Matched) -> Callable[[], None]:
         rope = () if m.table is None else (*_slots(rewrite), *_rows(rewrite, m.table))
         plain = op.softcap is None and rewrite.target.dtype == "fp32"
         bias = _bias(rewrite, m.attention.inputs[3], m.op.biased, -inf if plain else LOW)
-        _put(rewrite, m, op, (*bias, *_lengths(rewrite, Lengths()), *rope))
+        _put(rewrite, m, op, (*bias, *_lengths(rewrite, Lengths()), *rope, *rewrite.now(*m.sinks)))
 
     return make
 
@@ -210,7 +211,7 @@ def _by_rows(rewrite: Rewrite, m: _Matched) -> Callable[[], None]:
             m.op.heads, m.op.kv_heads, m.q.split.head_dim, m.op.scale, m.op.softcap, window, rotary=m.rotary
         )
         rope = () if m.table is None else _rows(rewrite, m.table)
-        _put(rewrite, m, op, (*_lengths(rewrite, RowLengths()), *rope))
+        _put(rewrite, m, op, (*_lengths(rewrite, RowLengths()), *rope, *rewrite.now(*m.sinks)))
 
     return make
 
