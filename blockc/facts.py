@@ -132,7 +132,9 @@ def config_says(path: Path) -> tuple[Said, ...]:
         data = None
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: not a JSON object of at most {MAX_CONFIG} bytes")
-    return tuple(_config(cast(dict[str, object], data)))
+    config = cast(dict[str, object], data)
+    inner = config.get("text_config")  # the language model of one that takes images too
+    return tuple(_config(cast(dict[str, object], inner) if isinstance(inner, dict) else config))
 
 
 def _hides_nothing(config: Mapping[str, object]) -> bool:

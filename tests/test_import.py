@@ -172,7 +172,7 @@ def written(config: Any) -> dict[str, Any]:
     return json.loads(config.to_json_string(use_diff=True))
 
 
-KNOWN = [name for name in model_types() if name in transformers.CONFIG_MAPPING]
+KNOWN = [name for name in model_types() if name in transformers.CONFIG_MAPPING and load_map(name).inner is None]
 
 
 @pytest.mark.parametrize("model_type", KNOWN)
@@ -295,6 +295,20 @@ def test_what_follows_from_other_keys_is_not_written() -> None:
     assert said({**LLAMA, "head_dim": 32, "num_key_value_heads": 2})["attention"]["head_dim"] == 32
 
 
+def test_a_language_model_among_encoders_is_that_model_alone(tmp_path: Path) -> None:
+    """As transformers saves one: the text's own config, and around it nothing that changes it."""
+    text = transformers.Gemma3TextConfig(hidden_size=96, num_hidden_layers=7, sliding_window=24)
+    whole = json.loads(transformers.Gemma3Config(text_config=text.to_dict()).to_json_string(use_diff=True))
+    assert whole["vision_config"] and meaning(spec(whole)) == meaning(spec(written(text)))
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    other = spec(written(transformers.Gemma3TextConfig(hidden_size=96, num_hidden_layers=7, sliding_window=25)))
+    assert misfits(config_says(tmp_path / "config.json"), build(elaborate(other)), 64) == [
+        "unlike: sliding_window is 24, and the spec's attention.window is 25 and none"
+    ]
+    for name in ("quantization_config", "compression_config"):
+        assert meaning(spec({**LLAMA, name: None})) == meaning(spec(LLAMA))
+
+
 # What is refused
 
 
@@ -327,7 +341,15 @@ REFUSED: dict[str, tuple[Config | str, str]] = {
     "too few": ({**LLAMA, "model_type": "qwen2", "layer_types": ["full_attention"]}, "not a word for each layer"),
     "other kind": ({**LLAMA, "model_type": "qwen2", "layer_types": ["linear_attention"] * 2}, "layer_types [BLC704]"),
     "factor": ({**LLAMA, "rope_scaling": {"type": "llama3"}}, "missing key rope_parameters.factor [BLC705]"),
-    "quantised": ({**LLAMA, "quantization_config": {"bits": 4}}, "unknown key quantization_config.bits [BLC703]"),
+    "quantised": ({**LLAMA, "quantization_config": {"bits": 4}}, "quantization_config: the weights are quantised, and"),
+    "quantised by": (
+        {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}, "are quantised by gptq, and",
+    ),
+    "quantised within": (
+        {"model_type": "gemma3", "text_config": {"quantization_config": {"quant_method": "fp8"}}}, "quantised by fp8",
+    ),
+    "no language model": ({"model_type": "gemma3"}, "missing key text_config"),
+    "around a language model": ({"model_type": "gemma3", "text_config": {}, "audio": {"a": 1}}, "audio.a"),
     "below": ({**LLAMA, "hidden_size": {"a": 1}}, "unknown key hidden_size.a [BLC703]"),
     "comma": ('{"model_type": "gpt2",}', "config.json:1:23: a comma before the closing bracket [BLC701]"),
     "twice": ('{"model_type": "gpt2",\n "model_type": "llama"}', "config.json:2:2: duplicate key model_type"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockc.compile import Compiled
-from blockc.diagnostics.importing import CONFIG_MISSING, CONFIG_VALUE, MODEL_TYPE
+from blockc.diagnostics.importing import CONFIG_MISSING, CONFIG_VALUE, MODEL_TYPE, QUANTISED_WEIGHTS
 from blockc.fmt import formatted
 from blockc.importing.layers import with_layers
 from blockc.importing.maps import load_map, model_types
@@ -18,11 +18,13 @@ from blockc.importing.values import MOST_LAYERS, Reading
 from blockc.newspec import lines
 from blockc.report.graph import Graph
 from blockc.report.memory import growth
-from blockc.source import Entry, Mapping, Scalar, SpecError, finding, plain, read_bytes, suggest
-from blockc.source.jsontext import parse_json
+from blockc.safetensors import shown
+from blockc.source import Entry, Finding, Mapping, Scalar, SpecError, finding, plain, read_bytes, suggest
+from blockc.source.jsontext import is_null, parse_json
 from blockc.spec.keys import name_fault
 
 CONFIG = "config.json"
+QUANTISED = ("quantization_config", "compression_config")
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,10 @@ def read_config(path: Path) -> Imported:
 
 
 def from_config(data: bytes, file: str, name: str) -> Imported:
-    config = parse_json(data, file)
-    model_type = _model_type(config)
-    reading = Reading(load_map(model_type), config)
+    whole = parse_json(data, file)
+    model_type, config, faults = _language_model(_model_type(whole), whole)
+    reading = Reading(load_map(model_type), _unquantised(config, faults))
+    reading.faults += faults
     spec = reading.map.spec.entries
     depth = plain(reading.tree(spec["depth"].value)) if "depth" in spec else 0
     reading.depth = depth if isinstance(depth, int) and 0 < depth <= MOST_LAYERS else 0
@@ -60,6 +63,42 @@ def from_config(data: bytes, file: str, name: str) -> Imported:
     first = {"blockc": Scalar(1, config.place, "1"), "name": Scalar(name, config.place, name)}
     head = {key: Entry(config.place, value) for key, value in first.items()}
     return Imported(Mapping({**head, **made.entries}, config.place), model_type)
+
+
+def _language_model(model_type: str, config: Mapping) -> tuple[str, Mapping, list[Finding]]:
+    """(The model type and the config of what generates text; what is not understood of all around it.)"""
+    map_ = load_map(model_type)
+    if map_.inner is None:
+        return model_type, config, []
+    key, known = map_.inner
+    inner = config.entries[key].value if key in config.entries else None
+    if not isinstance(inner, Mapping):
+        raise SpecError([finding(CONFIG_MISSING, config.place, f"missing key {key}",
+                                 expected="the config of the language model")])  # fmt: skip
+    around = Mapping({name: entry for name, entry in config.entries.items() if name != key}, config.place)
+    faults: list[Finding] = []
+    outer = Reading(map_, _unquantised(around, faults))
+    return _model_type(inner) if "model_type" in inner.entries else known, inner, faults + outer.faults
+
+
+def _unquantised(config: Mapping, faults: list[Finding]) -> Mapping:
+    """Without what says how the weights are quantised, which is a fault of its own: no map knows it."""
+    found = {key: config.entries[key] for key in QUANTISED if key in config.entries}
+    for key, entry in found.items():
+        if is_null(entry.value):
+            continue
+        method = entry.value.entries.get("quant_method") if isinstance(entry.value, Mapping) else None
+        how = f" by {shown(str(plain(method.value)))}" if method is not None else ""
+        faults.append(
+            finding(
+                QUANTISED_WEIGHTS,
+                entry.key,
+                f"{key}: the weights are quantised{how}, and no such encoding is read",
+                expected="weights in floats: fp32, fp16 or bf16, of the model as it was before; or its GGUF file",
+                hint=f"without the key {key}, the config is imported as that model, and its sizes are known",
+            )
+        )
+    return Mapping({key: entry for key, entry in config.entries.items() if key not in found}, config.place)
 
 
 def _model_type(config: Mapping) -> str:

@@ -1,5 +1,6 @@
 """Maps: what the keys of a config.json mean, one data file a model type, read strictly.
 
+    inner            in the place of a spec: {key: model type} of the language model that lies under a key
     spec             the spec of the model type; <key> stands for the value of a key of config.json
     absent           the value of a key that a config.json leaves out or sets to null
     if_null          the value of a key that is set to null, where that is another than the absent one's
@@ -47,7 +48,7 @@ from blockc.source import (
     suggest,
 )
 
-WORDS = ("import", "spec", "absent", "if_null", "spelled", "let", "only", "without_effect")
+WORDS = ("import", "inner", "spec", "absent", "if_null", "spelled", "let", "only", "without_effect")
 # The first word of each value that is computed: the words beside it.
 OPS: dict[str, tuple[str, ...]] = {
     "from": ("is", "else"),
@@ -72,6 +73,7 @@ class Map:
     """A model type's map, with what is common to all."""
 
     spec: Mapping
+    inner: tuple[str, str] | None = None  # the key of the language model's own config, and its model type
     absent: dict[str, Tree] = field(default_factory=dict[str, Tree])
     if_null: dict[str, Tree] = field(default_factory=dict[str, Tree])
     spelled: dict[str, str] = field(default_factory=dict[str, str])
@@ -122,7 +124,7 @@ def read_map(tree: Mapping, common: Map | None = None) -> Map:
     if type(version) is not int or version != 1:
         place = top["import"].value.place if "import" in top else tree.place
         raise SpecError([finding(IMPORT_MAP, place, "unknown version of the format of maps", expected="import: 1")])
-    said = {word: reader.trees(top[word].value) if word in top else {} for word in WORDS[2:]}
+    said = {word: reader.trees(top[word].value) if word in top else {} for word in WORDS[3:]}
     spec = top["spec"].value if "spec" in top else Mapping({}, tree.place)
     spelled = {key: reader.text(each, "the name of a key") for key, each in said["spelled"].items()}
     reasons = {key: reader.text(each, "why it has no effect") for key, each in said["without_effect"].items()}
@@ -132,10 +134,12 @@ def read_map(tree: Mapping, common: Map | None = None) -> Map:
     read = reader.reached(spec, let, absent, if_null)
     if "spec" in top:
         reader.unread([(key, tree) for word in ("absent", "if_null", "let") for key, tree in said[word].items()], read)
+    inner = reader.inner(top["inner"].value) if "inner" in top else None
     if reader.faults or not isinstance(spec, Mapping):
         raise SpecError(dict.fromkeys(reader.faults))
     return Map(
         spec=spec,
+        inner=inner,
         absent=absent,
         if_null=if_null,
         spelled={**shared.spelled, **spelled},
@@ -174,6 +178,13 @@ class _Reader:
             if not re.fullmatch(KEY, key):
                 self.wrong(entry.key, f"{key} is no key of config.json", "letters, digits, _ and .")
         return {key: entry.value for key, entry in tree.entries.items()}
+
+    def inner(self, tree: Tree) -> tuple[str, str] | None:
+        entries = list(self.trees(tree).items())
+        if len(entries) == 1:
+            return entries[0][0], self.text(entries[0][1], "a model type")
+        self.wrong(tree.place, "not the place of one language model", "{key: model type}")
+        return None
 
     def text(self, tree: Tree, expected: str) -> str:
         if isinstance(tree, Scalar) and isinstance(tree.value, str) and tree.value:
