@@ -168,7 +168,8 @@ def _config(config: Mapping[str, object]) -> Iterator[Said]:
         yield from _plain("attention.window", "sliding_window", window, none=True)
     if isinstance(scalar := config.get("query_pre_attn_scalar"), int | float) and scalar > 0:
         yield Said("attention.scale", "query_pre_attn_scalar ** -0.5", scalar**-0.5)
-    yield from _named({**config, **rope}, _ROPE)
+    if config.get("alibi") is not True:  # which stands in the place of rope
+        yield from _named({**config, **rope}, _ROPE)
     kind = rope.get("rope_type", rope.get("type"))
     if isinstance(kind, str):
         yield Said("attention.rope.scaling.type", f"{name}.rope_type", None if kind == "default" else kind)

@@ -37,6 +37,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "type", "factor", "low_freq_factor", "high_freq_factor", "original", "beta_fast", "beta_slow", "truncate",
         "short", "long", "choose", "attention_factor",
     ),
+    "alibi": ("max_bias", "scale"),
     "mlp": ("type", "width", "limit", "alpha", "bias"),
     "embedding": ("scale", "width", "norm"),
     "head": ("tied", "bias", "scale", "softcap"),
@@ -47,7 +48,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
 _INSIDE = {
     "spec": ("embedding", "norm", "attention", "mlp", "head", "layers", "expect"),
     "layer": ("norm", "attention", "mlp"),
-    "attention": ("qk_norm", "v_norm", "rope"),
+    "attention": ("qk_norm", "v_norm", "rope", "alibi"),
     "embedding": ("norm",),
     "rope": ("scaling",),
 }

@@ -198,6 +198,9 @@ def changed(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+FALCON: dict[str, Any] = {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}
+
+
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
 def test_a_folder_of_transformers_is_imported_and_computes_the_same(pairing: str, tmp_path: Path) -> None:
     """Heads of 8: import, load, and save give the same logits and the same bytes."""
@@ -219,6 +222,25 @@ def test_a_folder_of_transformers_is_imported_and_computes_the_same(pairing: str
     params = unpack(held, tensors)
     again = pack(held, params)
     assert again.keys() == tensors.keys() and all(np.array_equal(again[name], tensors[name]) for name in tensors)
+    assert np.abs(_logits(model.function, params) - _torch(theirs.double())).max() < 1e-5
+
+
+@pytest.mark.parametrize("changes", [{}, {"alibi": False}, {"parallel_attn": True}], ids=str)
+def test_falcon_with_slopes_and_one_branch_after_the_other(changes: Config, tmp_path: Path) -> None:
+    """Slopes of eight heads and few positions are whole in the half precision in which transformers takes them."""
+    config = transformers.FalconConfig(
+        vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=8, **{**FALCON, **changes}
+    )
+    torch.manual_seed(6)
+    theirs: Any = transformers.FalconForCausalLM(config).double().eval()
+    for parameter in theirs.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    theirs.float().save_pretrained(tmp_path)
+    text = api.import_spec(tmp_path)
+    model = compiled(from_tree(parse(text, "spec.yaml")))
+    assert ("alibi: {max_bias: 8, scale: 0.3535" in text) == config.alibi
+    held = rules(layout(model.spec.top.checkpoint or ""), model.function, group_sizes(model.function))
+    params = unpack(held, read_safetensors(tmp_path))
     assert np.abs(_logits(model.function, params) - _torch(theirs.double())).max() < 1e-5
 
 

@@ -19,13 +19,15 @@ class Alibi(Op):
     """y = -slope * (q - k) where 0 <= q - k < window, -inf elsewhere: (B, S), (B, T) -> (B, heads, S, T)
 
     Of n heads, a power of two, head h = 1, 2, ..., n has the slope 2^(-max_bias h/n). Where heads is no power of two, n
-    is the next: the slopes of even h come first, those of odd h after them, and the first `heads` are taken.
+    is the next: the slopes of even h come first, those of odd h after them, and the first `heads` are taken. `scale`
+    multiplies them.
     Source: Press et al. 2022, with its max_bias of 8.
     """
 
     heads: int
     max_bias: float
     window: int | None = None
+    scale: float | None = None  # of the slopes
     output_names = ("bias",)
 
     @property
@@ -35,7 +37,7 @@ class Alibi(Op):
     @property
     def slopes(self) -> Array:
         n = 2 ** ceil(log2(self.heads))
-        slopes = 2.0 ** (-self.max_bias * np.arange(1, n + 1) / n)
+        slopes = (self.scale or 1.0) * 2.0 ** (-self.max_bias * np.arange(1, n + 1) / n)
         return slopes if n == self.heads else np.concatenate((slopes[1::2], slopes[::2]))[: self.heads]
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
@@ -52,7 +54,8 @@ class Alibi(Op):
 
     def torch(self, me: str, *args: str) -> str:
         given = f"{self.seen.torch('', *args)}, {', '.join(args)}, heads={self.heads}, max_bias={self.max_bias!r}"
-        return f"alibi({given})" if self.window is None else f"alibi(\n    {given}\n)"
+        text = f"alibi({given})" if self.window is None else f"alibi(\n    {given}\n)"
+        return text if self.scale is None else f"{self.scale!r} * {text}"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         query, key = (g.op("Unsqueeze", x, g.constant(axes)) for x, axes in zip(args, ([1, 3], [1, 2]), strict=True))
@@ -73,4 +76,5 @@ class Alibi(Op):
             Sample(Alibi(4, 8.0), (query, key)),
             Sample(Alibi(6, 8.0), (query, key)),
             Sample(Alibi(1, 3.5, window=2), (query, key)),
+            Sample(Alibi(4, 8.0, scale=0.25), (query, key)),
         )

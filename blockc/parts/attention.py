@@ -22,9 +22,16 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class Alibi(Model):
-    """A number for each head, times the distance of a key, taken from its score. Source: Press et al. 2022."""
+    """A number for each head, times the distance of a key, taken from its score. Source: Press et al. 2022.
+
+    `scale` multiplies these numbers, where a model takes them from scores that are scaled only then.
+    """
 
     max_bias: PositiveFloat
+    scale: OrNone[PositiveFloat] = None
+
+    def op(self, heads: int, window: int | None) -> AlibiOp:
+        return AlibiOp(heads, float(self.max_bias), window, None if self.scale in (None, 1) else float(self.scale))
 
 
 class Attention(Part):
@@ -172,7 +179,7 @@ class Attention(Part):
     def _mask(self) -> Shared:
         """What a query sees, and with alibi how much each key counts."""
         visible = Visible(self.window) if self.causal else VisibleBothWays()
-        op = AlibiOp(self.heads, float(self.alibi.max_bias), self.window) if self.alibi else visible
+        op = self.alibi.op(self.heads, self.window) if self.alibi else visible
         label = "bias" if self.alibi else "mask"
         return Shared(f"{label}_{self.window}" if self.window else label, op, ("queries_at", "keys_at"))
 

@@ -101,6 +101,8 @@ KEYS: dict[str, str] = {
     "Rope.pairs": "Pairs that are turned, the first ones, with frequencies over head_dim. Absent or none: all.",
     "Rope.scaling": "Frequencies changed for a longer context. Absent or none: as they are.",
     "Alibi.max_bias": "The slope of head h of n is 2^(-max_bias h/n). A number above 0, such as 8.",
+    "Alibi.scale": "Number that the slopes are multiplied by, such as head_dim^-0.5 where they are taken from scores "
+    "that are scaled only then. Absent or none: 1.",
     "Linear.type": "linear: all frequencies divided by factor.",
     "Linear.factor": "How much all wavelengths are stretched. A number above 0, such as 8.",
     "Yarn.type": "yarn: pairs that turn beta_fast times or more within the original context kept, those that turn "
