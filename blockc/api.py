@@ -31,7 +31,7 @@ from blockc.shrink import shrink
 from blockc.source import Finding, Mapping, SpecError, override, read
 from blockc.spec import from_tree
 from blockc.target import Target
-from blockc.weights import group_sizes, layout, matched, misfit, random_parameters, rules
+from blockc.weights import CheckpointError, group_sizes, layout, matched, misfit, random_parameters, rules
 
 __all__ = [
     "Built",
@@ -97,6 +97,10 @@ def has_weights(folder: Path) -> bool:
 
 def _fits(model: Compiled, folder: Path) -> None:
     """Raises CheckpointError where the headers of a folder's weights are not those of the model; no tensor is read."""
+    if model.spec.top.checkpoint is None:
+        raise CheckpointError(
+            f"{folder}: no layout reads how such a model's tensors lie in files: import config.json alone"
+        )
     held = open_checkpoint(folder)
     says = misfits(held.says, model.function, model.spec.top.context)
     named = layout(model.spec.top.checkpoint or "")

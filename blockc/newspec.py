@@ -138,10 +138,10 @@ def _tile(data: dict[str, Any]) -> int:
 
 
 def _within_scaling(data: dict[str, Any]) -> dict[str, Any]:
-    """With a context that the scaling of rope covers."""
+    """With a context that the scaling of rope covers, where it says how far it goes."""
     rope: Any = data["attention"].get("rope")
     scaling = rope.get("scaling") if isinstance(rope, dict) else None
-    if not isinstance(scaling, dict):
+    if not isinstance(scaling, dict) or not scaling.keys() >= {"factor", "original"}:
         return data
     return {**data, "context": min(data["context"], int(scaling["factor"] * scaling["original"]))}
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -231,17 +232,59 @@ def test_falcon_with_slopes_and_one_branch_after_the_other(changes: Config, tmp_
     config = transformers.FalconConfig(
         vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=8, **{**FALCON, **changes}
     )
-    torch.manual_seed(6)
-    theirs: Any = transformers.FalconForCausalLM(config).double().eval()
-    for parameter in theirs.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    theirs.float().save_pretrained(tmp_path)
+    theirs = _saved(transformers.FalconForCausalLM(config), tmp_path)
     text = api.import_spec(tmp_path)
     model = compiled(from_tree(parse(text, "spec.yaml")))
     assert ("alibi: {max_bias: 8, scale: 0.3535" in text) == config.alibi
     held = rules(layout(model.spec.top.checkpoint or ""), model.function, group_sizes(model.function))
     params = unpack(held, read_safetensors(tmp_path))
-    assert np.abs(_logits(model.function, params) - _torch(theirs.double())).max() < 1e-5
+    assert np.abs(_logits(model.function, params) - _torch(theirs)).max() < 1e-5
+
+
+def _saved(model: Any, folder: Path) -> Any:
+    """With no parameter as it starts, in a folder; in float64."""
+    torch.manual_seed(6)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.float().eval().save_pretrained(folder)
+    return model.double()
+
+
+@pytest.mark.parametrize("qk_layernorm", [False, True])
+def test_stablelm_with_one_norm_a_layer_and_norms_of_heads(qk_layernorm: bool, tmp_path: Path) -> None:
+    """A file has a tensor for the norm of each head, which no layout joins: here they are put together by hand."""
+    config = transformers.StableLmConfig(
+        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, qk_layernorm=qk_layernorm, use_parallel_residual=True, tie_word_embeddings=False,
+    )  # fmt: skip
+    theirs, tensors = _saved(transformers.StableLmForCausalLM(config), tmp_path), read_safetensors(tmp_path)
+    model = compiled(spec(json.loads((tmp_path / "config.json").read_text())))
+    if not qk_layernorm:
+        assert "placement: parallel_one" in api.import_spec(tmp_path)
+        params = unpack(rules(layout("stablelm-parallel"), model.function, {}), tensors)
+    else:
+        with pytest.raises(CheckpointError, match=r"no layout reads .* import config.json alone"):
+            api.import_spec(tmp_path)
+        norms = {name: tensors.pop(name) for name in [*tensors] if "_layernorm.norms." in name}
+        plain_ = compiled(spec({**written(config), "qk_layernorm": False}))
+        params = unpack(rules(layout("stablelm-parallel"), plain_.function, {}), tensors)
+        for i, (what, heads) in product(range(2), (("q", 4), ("k", 2))):
+            at = f"model.layers.{i}.self_attn.{what}_layernorm.norms"
+            params[f"layers.{i}.attention.{what}_norm.weight"] = np.stack(
+                [norms[f"{at}.{head}.weight"] for head in range(heads)]
+            )
+    assert np.abs(_logits(model.function, params) - _torch(theirs)).max() < 1e-5
+
+
+def test_stablelm_2_12b_has_the_parameters_of_its_code() -> None:
+    """StableLmForCausalLM of transformers 5.24.0 on the meta device."""
+    made = spec({
+        "model_type": "stablelm", "vocab_size": 100352, "hidden_size": 5120, "intermediate_size": 13824,
+        "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8, "qk_layernorm": True,
+        "use_parallel_residual": True, "use_qkv_bias": False, "partial_rotary_factor": 0.25,
+        "tie_word_embeddings": False,
+    })  # fmt: skip
+    assert sum(param.size for param in parameters(build(elaborate(made))).values()) == 12_143_185_920
 
 
 IDS = np.random.RandomState(0).randint(3, 128, (2, 9))

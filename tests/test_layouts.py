@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import blockc
+from blockc.compile import compiled
+from blockc.importing import from_config
 from blockc.layouts import Layout, LayoutError, gguf_layout, layout
 from blockc.ops import Array
+from blockc.shrink import shrink
+from blockc.spec import from_tree
 from blockc.weights import CheckpointError, Rules, group_sizes, pack, rules, unpack
 from tests.structures import SPECS, twin
 
@@ -29,9 +35,23 @@ def fitting(held: Layout) -> Iterator[Rules]:
             continue
 
 
+# Of layouts that no bundled spec has, a config.json that has it.
+IMPORTED: dict[str, dict[str, Any]] = {
+    "falcon-serial": {
+        "model_type": "falcon", "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False,
+        "hidden_size": 128, "num_attention_heads": 8,
+    },
+    "stablelm-parallel": {"model_type": "stablelm", "use_parallel_residual": True, "use_qkv_bias": True},
+}  # fmt: skip
+
+
 def of(name: str) -> list[Rules]:
     """For the twins of the specs whose checkpoints have it."""
     functions = [twin(spec).function for spec in SPECS if twin(spec).spec.top.checkpoint == name]
+    if name in IMPORTED:
+        made = from_tree(from_config(json.dumps(IMPORTED[name]).encode(), "config.json", name).tree)
+        assert not functions and made.top.checkpoint == name
+        functions = [compiled(shrink(made)).function]
     return [rules(layout(name), function, group_sizes(function)) for function in functions]
 
 

@@ -102,6 +102,12 @@ def said(tree: Mapping, path: str) -> object:
     return found and plain(found)
 
 
+@pytest.mark.parametrize("name", ["phi-4-mini", "gemma3-4b"])
+def test_a_scaling_that_says_no_end_leaves_the_context(name: str) -> None:
+    old = spec(name)
+    assert family(old, name).data["context"] == said(old, "context")
+
+
 def test_a_context_beyond_the_scaling_of_rope_is_cut() -> None:
     text, _, _ = new_spec("a", spec("llama3.1-405b"), "llama3.1-405b", None)
     assert "\ncontext: 65536\n" in text
