@@ -107,7 +107,6 @@ def _foreign(folder: Path, provider: Provider, threads: int, shared: bool, prepa
         outputs={"logits": (element, shape[2])},
         element=element,
         pasts=pasts,
-        sides=(),
         session=session,
     )
 

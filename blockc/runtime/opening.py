@@ -68,8 +68,8 @@ class Opened:
     outputs: Mapping[str, tuple[int, int]]  # beside the cache: onnx's number of the type, and the last axis
     element: int  # onnx's number of the float type
     pasts: tuple[Past, ...]
-    sides: tuple[Sides, ...]
     session: Any
+    sides: tuple[Sides, ...] = ()
     captured: bool = False
 
     @property
