@@ -26,8 +26,7 @@ from blockc.weights import random_parameters
 from tests.reference import foreign
 from tests.reference.models import OUTSIDE, twin
 from tests.spec_text import made
-from tests.test_reference import VARIANTS
-from tests.test_reference import _changed as changed
+from tests.test_reference import VARIANTS, changed
 
 Proof = Callable[[foreign.Params], foreign.Logits]
 FOREIGN: dict[str, tuple[str, Proof, float]] = {
