@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from blockc.ops import Array
+from blockc.ops import Array, Sides
 from blockc.passes import TOKENS, VALUES
 from blockc.runtime.cache import Cache, Held
 from blockc.runtime.opening import INT64, Opened, SessionError, opened
@@ -101,7 +101,8 @@ class Session:
     ) -> Iterator[list[int | None]]:
         """At most `new` tokens behind each prompt, a step at a time: one token a row, None once the row has ended.
 
-        A row ends with the first token of `stop`, which is given. Forgets what was read before. Raises SessionError.
+        A row ends with the first token of `stop`, which is given. Forgets what was read before. Where rope turns tokens
+        otherwise from some length on, all is read anew when the longest row is that long. Raises SessionError.
         """
         self.reset()
         if new < 1:
@@ -110,8 +111,10 @@ class Session:
             raise SessionError(f"{self.model.name}: {why}: give a smaller top_k, or build it with --logits last")
         longest = max(map(len, prompts), default=0)
         self._refuse_long(longest + new)
-        self._refuse_unlike(longest, longest + new - 1)
-        logits = self.prefill(prompts, room=new - 1)
+        if any(side.grows for side in self.model.sides):
+            self._refuse_unlike(longest, longest + new - 1)
+        texts = [list(prompt) for prompt in prompts]
+        logits = self.prefill(texts, room=new - 1)
         ended = [False] * len(prompts)
         for left in reversed(range(new)):
             tokens = sampler(logits)
@@ -119,7 +122,14 @@ class Session:
             ended = [end or token in stop for token, end in zip(tokens.tolist(), ended, strict=True)]
             if all(ended) or not left:
                 return
-            logits = self.decode(tokens)
+            for text, token in zip(texts, tokens.tolist(), strict=True):
+                text.append(token)
+            held = max(self.lengths)
+            if self._unlike(held, held + 1) is None:
+                logits = self.decode(tokens)
+            else:
+                self.reset()
+                logits = self.prefill(texts, room=left - 1)
 
     def _call(self, ids: Array, counts: Array, room: int) -> Logits:
         before = self._begun(ids, counts, room)
@@ -160,15 +170,17 @@ class Session:
         if tokens > self.context:
             raise SessionError(f"{tokens} tokens of one row, and the model's context is {self.context}")
 
-    def _refuse_unlike(self, held: int, tokens: int) -> None:
+    def _unlike(self, held: int, tokens: int) -> Sides | None:
         """A cache whose keys were turned in a call of `held` tokens does not go with every longer call."""
-        for side in self.model.sides:
-            if held and not side.alike((held, tokens)):
-                otherwise = "otherwise at every length" if side.grows else "otherwise"
-                raise SessionError(
-                    f"{tokens} tokens of one row on a cache of {held}: beyond {side.original} the model's rope turns "
-                    f"tokens {otherwise}, and those of the cache are turned: reset() and read all anew in one call"
-                )
+        return next((side for side in self.model.sides if held and not side.alike((held, tokens))), None)
+
+    def _refuse_unlike(self, held: int, tokens: int) -> None:
+        if side := self._unlike(held, tokens):
+            otherwise = "otherwise at every length" if side.grows else "otherwise"
+            raise SessionError(
+                f"{tokens} tokens of one row on a cache of {held}: beyond {side.original} the model's rope turns "
+                f"tokens {otherwise}, and those of the cache are turned: reset() and read all anew in one call"
+            )
 
     def _reserved(self, rows: int, columns: int, room: int) -> Cache:
         """The cache, long enough for so many columns, and the mask as long as it. Growing doubles it at least."""
