@@ -121,7 +121,7 @@ def full_size(spec: str) -> None:
 
 def main(specs: Sequence[str]) -> None:
     for spec in specs:
-        full_size(spec)
+        full_size(str(api.bundled()[spec]))
     if specs:
         return
     with tempfile.TemporaryDirectory() as name:

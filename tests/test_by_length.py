@@ -35,7 +35,7 @@ from tests.cuda_kernels import placed
 from tests.reference.models import OUTSIDE
 from tests.test_reference import changed
 
-NAME = "llama3-8b"
+NAME, FAMILIES = "llama3-8b", ("llama3-8b", "qwen3-0.6b")
 SCALINGS: dict[str, dict[str, Any]] = {
     "longrope": {
         "type": "longrope", "choose": "by_length", "original": LENGTH, "attention_factor": 1.19,
@@ -48,13 +48,13 @@ each_kind = pytest.mark.parametrize("kind", SCALINGS)
 
 
 @cache
-def model(kind: str) -> Compiled:
-    return changed(NAME, {"attention": {"rope": {"scaling": SCALINGS[kind]}}})
+def model(kind: str, name: str = NAME) -> Compiled:
+    return changed(name, {"attention": {"rope": {"scaling": SCALINGS[kind]}}})
 
 
 @cache
-def params(kind: str) -> Params:
-    return OUTSIDE[NAME].params(model(kind))
+def params(kind: str, name: str = NAME) -> Params:
+    return OUTSIDE[name].params(model(kind, name))
 
 
 def tokens(count: int, rows: int = 2) -> Array:
@@ -87,15 +87,16 @@ def _written(model: Compiled, folder: Path) -> Path:
 
 
 @each_kind
-def test_a_call_is_that_of_transformers_on_both_sides(kind: str, tmp_path: Path) -> None:
-    made, outside = model(kind), OUTSIDE[NAME]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_is_that_of_transformers_on_both_sides(kind: str, family: str, tmp_path: Path) -> None:
+    made, outside = model(kind, family), OUTSIDE[family]
     runners = {name: make(made, tmp_path) for name, make in BACKENDS.items()}
     for count in SIDES:
         ids = tokens(count, 1)
         truth = outside.logits(made)(ids)
         for name, runner in runners.items():
             tolerance = 4 * outside.closeness if name == "oracle" else TOLERANCE["float32"]
-            assert distance(truth, runner.run(case(ids), params(kind)).logits) < tolerance, (name, count)
+            assert distance(truth, runner.run(case(ids), params(kind, family)).logits) < tolerance, (name, count)
 
 
 @each_kind

@@ -26,6 +26,8 @@ from blockc.weights import random_parameters
 from tests.reference import foreign
 from tests.reference.models import OUTSIDE, twin
 from tests.spec_text import made
+from tests.test_by_length import FAMILIES, SCALINGS
+from tests.test_by_length import model as by_length
 from tests.test_reference import VARIANTS, changed
 
 Proof = Callable[[foreign.Params], foreign.Logits]
@@ -109,6 +111,7 @@ def words(model: Compiled) -> Iterator[str]:
 def test_every_word_is_proved_by_two_families() -> None:
     proved: dict[str, set[str]] = defaultdict(set)
     models = [(name, twin(name)) for name in OUTSIDE]
+    models += [(name, by_length(kind, name)) for kind in SCALINGS for name in FAMILIES]
     models += [(name, changed(name, change)) for name, change, _ in VARIANTS.values()]
     for name, model in models:
         for word in words(model):

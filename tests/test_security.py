@@ -94,10 +94,10 @@ def test_no_source_of_blockc_runs_what_it_reads() -> None:
 SYNTAX = {
     "Add", "And", "AnnAssign", "Assign", "Attribute", "BinOp", "BitAnd", "BitOr", "BoolOp", "Call", "ClassDef",
     "Compare", "Constant", "Dict", "DictComp", "Div", "Eq", "Expr", "FloorDiv", "For", "FormattedValue", "FunctionDef",
-    "GeneratorExp", "GtE", "If", "IfExp", "Import", "ImportFrom", "In", "Invert", "Is", "IsNot", "JoinedStr", "List",
-    "ListComp", "Load", "Lt", "MatMult", "Module", "Mult", "Name", "Not", "NotEq", "Or", "Pow", "Raise", "Return",
-    "Slice", "Starred", "Store", "Sub", "Subscript", "Tuple", "USub", "UnaryOp", "With", "alias", "arg", "arguments",
-    "comprehension", "keyword", "withitem",
+    "GeneratorExp", "Gt", "GtE", "If", "IfExp", "Import", "ImportFrom", "In", "Invert", "Is", "IsNot", "JoinedStr",
+    "List", "ListComp", "Load", "Lt", "MatMult", "Module", "Mult", "Name", "Not", "NotEq", "Or", "Pow", "Raise",
+    "Return", "Slice", "Starred", "Store", "Sub", "Subscript", "Tuple", "USub", "UnaryOp", "With", "alias", "arg",
+    "arguments", "comprehension", "keyword", "withitem",
 }  # fmt: skip
 IMPORTS = {
     "__future__": {"annotations"}, "collections.abc": {"Callable", "Iterable"}, "functools": {"partial"}, "math": None,
@@ -112,7 +112,7 @@ CALLED = {
 REACHED = {
     "torch": {
         "Tensor", "arange", "cat", "device", "dtype", "empty", "equal", "float32", "no_grad", "ones_like", "split",
-        "sigmoid", "stack", "tanh", "tensor", "zeros_like",
+        "sigmoid", "stack", "tanh", "tensor", "where", "zeros_like",
     },
     "nn": {"Embedding", "LayerNorm", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm", "init"},
     "F": {
