@@ -28,7 +28,7 @@ def exported(
     """
     figures = out.with_name(f"{out.name}.json")
     if export.kept and figures.is_file() and out.is_dir():
-        return dict(json.loads(figures.read_text()))
+        return {**json.loads(figures.read_text()), **nodes(out)}
     interpreter = python(cache, export.environment)
     print(f"exporting {name}", flush=True)
     given = dict(paths) | {"out": out, "cache": cache / "builder"}
