@@ -158,7 +158,7 @@ def test_aot_eager_of_tokens_alone_and_of_one_token(name: str, folder: Path) -> 
 @three_specs
 @pytest.mark.usefixtures("_fresh")
 def test_inductor_in_one_graph(name: str, folder: Path) -> None:
-    model = _model(name, folder)
+    model = _model(name, folder, _short(name))
     traced = torch.compile(model, fullgraph=True, dynamic=True)
     with torch.no_grad():
         for size in SIZES[:2]:
