@@ -53,16 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "backend(*names): what the test proves of the spec among its parameters")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Branches are counted where specs are unlike, and not in what fills the table: counting doubles the cost."""
-    counted: set[str | None] = {None}
-    if config.getoption("cov_source", None):
-        from tests.structures import unlike
-
-        counted |= {*unlike()}
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What fills the table goes one way for all specs: branches are counted in the other tests, at half the cost."""
     for item in items:
-        filling = next(item.iter_markers("backend"), None) or item.path.name == "test_real_weights.py"
-        if filling or _spec(item) not in counted:
+        if next(item.iter_markers("backend"), None) or item.path.name == "test_real_weights.py":
             item.add_marker(pytest.mark.no_cover)
         for marker in item.iter_markers("backend"):
             for cell in marker.args:
