@@ -322,8 +322,12 @@ def canonical(value: object) -> Any:
     """Terms as plain data: what `show --expanded` prints and the semantic hash covers."""
     match value:
         case Decoder():
-            forms = {chain: canonical(chain) for chain in value.layers}
-            blocks = [form for i, form in enumerate(forms.values()) if form not in [*forms.values()][:i]]
+            blocks: list[Any] = []  # kinds apart in name alone, as where each names another to read, are one
+            known: dict[int, int] = {}
+            for chain in {id(chain): chain for chain in value.layers}.values():
+                form = canonical(chain)
+                blocks += [form] if form not in blocks else []
+                known[id(chain)] = blocks.index(form)
             return {
                 "vocab": value.vocab,
                 "width": value.width,
@@ -331,7 +335,7 @@ def canonical(value: object) -> Any:
                 "embedding": {"scale": value.scale, **_said(width=value.embedding_width, norm=value.embedding_norm)},
                 "positions": canonical(value.positions),
                 "blocks": {str(i): form for i, form in enumerate(blocks)},
-                "layers": [str(blocks.index(forms[chain])) for chain in value.layers],
+                "layers": [str(known[id(chain)]) for chain in value.layers],
                 **_said(kv_from={f"{r.layer}.{r.label}": r.source for r in value.readings} or None),
                 "final_norm": canonical(value.final_norm),
                 "head": {"tied": value.tied, **_said(bias=value.head_bias or None, scale=value.head_scale),
