@@ -18,7 +18,7 @@ from blockc.ops import Array
 from blockc.runtime import ProviderError, Sampler, Session, SessionError, Top, greedy
 from blockc.runtime import opening as sessions
 from blockc.runtime.cache import Cache, Held, Placed
-from blockc.runtime.opening import opened
+from blockc.runtime.opening import Opened, opened
 from blockc.runtime.sampling import highest
 from blockc.runtime.session import ROUND
 from blockc.runtime.step import Step
@@ -124,7 +124,9 @@ def test_equal_logits_are_told_apart_by_their_tokens() -> None:
 def test_fewer_logits_than_are_drawn_from_are_refused(folders: dict[str, Path]) -> None:
     session = Session(folders["joined"], threads=1)
     for sampler, why in ((Sampler(top_k=4), "top_k is 4"), (Sampler(), "without top_k all are drawn from")):
-        with pytest.raises(SessionError, match=f"gives the 3 highest logits of a token, and {why}: give a smaller"):
+        with pytest.raises(
+            SessionError, match=f"gives the 3 highest logits of a token, and {why}: give a top_k of 3 or"
+        ):
             list(session.generate([[1]], 2, sampler=sampler))
         with pytest.raises(ValueError, match=why):
             sampler(session.prefill([[1]]))
@@ -164,6 +166,18 @@ def test_every_step_has_the_same_shapes_and_addresses(target: str, folders: dict
     assert seen[0]["input_ids"][1] == (3, 1)
     assert session.step is not None
     assert all(isinstance(t, Placed) for t in (*session.step.inputs.values(), *session.step.outputs.values()))
+
+
+@pytest.mark.parametrize("target", ["for cuda, one", "fused by rows", "buffer"])
+def test_a_bound_step_that_is_not_captured_is_a_call_too(
+    target: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, prompts = Session(folders[target], threads=1), rows(NAME)
+    wanted = [oracles(NAME, tuple(row)) for row in prompts]
+    assert columns(session.generate(prompts, NEW)) == wanted and session.step is None
+    monkeypatch.setattr(Opened, "bound", Opened.fixed)
+    assert columns(session.generate(prompts, NEW)) == wanted and session.step is not None
+    assert session.step.options is None and session.step.inputs["attention_mask"].array.shape == (3, 7 + NEW - 1)
 
 
 def test_a_capture_serves_as_long_as_its_memory_does(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,11 @@ class Opened:
         return self.feeding != "joined" and all(past.in_place for past in self.pasts)
 
     @property
+    def bound(self) -> bool:
+        """A decode step is bound once. On the CPU that saves nothing, and a mask as long as the buffers is work."""
+        return self.fixed and (self.captured or self.provider != "cpu")
+
+    @property
     def top(self) -> int:
         """How many of the highest logits come, largest first; 0: all do."""
         return self.outputs[TOKENS][1] if TOKENS in self.outputs else 0

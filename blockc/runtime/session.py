@@ -108,7 +108,9 @@ class Session:
         if new < 1:
             return
         if self.model.top and isinstance(sampler, Sampler) and (why := sampler.lacks(self.model.top)):
-            raise SessionError(f"{self.model.name}: {why}: give a smaller top_k, or build it with --logits last")
+            raise SessionError(
+                f"{self.model.name}: {why}: give a top_k of {self.model.top} or fewer, or build it with --logits last"
+            )
         longest = max(map(len, prompts), default=0)
         self._refuse_long(longest + new)
         if any(side.grows for side in self.model.sides):
@@ -136,7 +138,7 @@ class Session:
         joined = self.model.feeding == "joined"
         first = np.full_like(before, self._columns) if joined else before  # where each row's new tokens go
         cache = self._reserved(len(ids), int(first.max()) + ids.shape[1], room)
-        step = self._step(cache) if self.model.fixed and ids.shape[1] == 1 and before.all() else None
+        step = self._step(cache) if self.model.bound and ids.shape[1] == 1 and before.all() else None
         given = self._given(ids, counts, before, first, whole=step is not None or self.model.feeding == "buffer")
         if step is not None:
             step.run(given)
