@@ -20,6 +20,7 @@ from blockc import folder, interp
 from blockc.checking import check_file, check_text, misses
 from blockc.checkpoint import open_checkpoint
 from blockc.compile import PORTABLE, Compiled, compiled
+from blockc.errors import BlockcError
 from blockc.facts import misfits
 from blockc.importing import config_file, read_config, spec_text
 from blockc.ir import Function, Value, called, is_call
@@ -173,7 +174,7 @@ class Built:
         return self.proof.line if self.proof else "not proved: the proof was not asked for"
 
 
-class NotProvedError(Exception):
+class NotProvedError(BlockcError):
     """The proof failed, or could not be made where it was required; nothing was written."""
 
     def __init__(self, proof: Proof) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from blockc.errors import BlockcError
 from blockc.target import Provider
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _SEARCH: dict[str, tuple[type, ...]] = {
 }
 
 
-class GenaiError(Exception):
+class GenaiError(BlockcError):
     """A model that onnxruntime-genai does not run, or a checkpoint that does not say what it must know."""
 
 

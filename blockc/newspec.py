@@ -19,6 +19,7 @@ from typing import Any
 
 from blockc.algebra import elaborate
 from blockc.build import build
+from blockc.errors import BlockcError
 from blockc.fmt import ORDERS, number
 from blockc.ir import parameters
 from blockc.source import Mapping, parse, plain
@@ -34,7 +35,7 @@ _SIZES = ("heads", "kv_heads", "head_dim")
 _OWN = ("description", "checkpoint", "expect")  # of the family's own model
 
 
-class NoDesignError(Exception):
+class NoDesignError(BlockcError):
     """The family has no one shape, or none of its shape meets the budget."""
 
 

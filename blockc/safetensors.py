@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from blockc.errors import BlockcError
 from blockc.ops import Array
 
 Shape = tuple[int, ...]
@@ -35,7 +36,7 @@ DTYPES = {
 WRITTEN = {np.dtype(code): word for word, code in DTYPES.items() if word != "BF16"}
 
 
-class CheckpointError(Exception):
+class CheckpointError(BlockcError):
     """Weights that are not what they should be: a file at fault, or tensors that do not fit the rules."""
 
 

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from blockc.errors import BlockcError
+
 try:
     import fcntl
 except ImportError:  # not on Windows: there two builds into one folder are the user's to keep apart
@@ -33,7 +35,7 @@ _ORDER = ".order.json"  # in the folder of new files: their names in order, and 
 _STEP = 0.02  # seconds between two looks at a lock
 
 
-class FolderError(Exception):
+class FolderError(BlockcError):
     """A folder that is no build, or that must not become one."""
 
 

@@ -382,9 +382,9 @@ def test_watching_sees_every_value_by_its_path() -> None:
 # Rooms: each imports only from those before it
 
 ROOMS = (
-    "diagnostics", "source", "ir", "ops", "parts", "spec", "algebra", "build", "target", "passes", "interp",
-    "shrink", "report", "show", "layouts", "safetensors", "facts", "gguf", "checkpoint", "weights", "plan", "emit",
-    "compile", "genai", "proof", "runtime", "bench", "staging", "folder", "advice", "policy", "checking", "formats",
+    "errors", "jsonfile", "diagnostics", "source", "ir", "ops", "parts", "spec", "algebra", "build", "target", "passes",
+    "interp", "shrink", "report", "show", "layouts", "safetensors", "facts", "gguf", "checkpoint", "weights", "plan",
+    "emit", "compile", "genai", "proof", "runtime", "bench", "staging", "folder", "advice", "policy", "checking", "formats",
     "fmt", "newspec", "importing", "diff", "doctor", "api", "cli", "__main__",
 )  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))

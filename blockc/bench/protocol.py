@@ -21,10 +21,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from blockc.errors import BlockcError
+
 Handler = Callable[..., dict[str, Any]]
 
 
-class WorkerError(Exception):
+class WorkerError(BlockcError):
     """What a worker answers instead of figures; `environment`: the machine lacks something."""
 
     def __init__(self, message: str, environment: bool = False) -> None:

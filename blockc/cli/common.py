@@ -107,15 +107,13 @@ def guarded(run: Callable[[], Any]) -> int:
 
 def _said(error: Exception) -> int:
     """What an error is to the user: the spec's fault, the machine's, or ours."""
-    from blockc.folder import FolderError
-    from blockc.genai import GenaiError
+    from blockc.errors import BlockcError
     from blockc.source import SpecError
-    from blockc.weights import CheckpointError, LayoutError
 
     if isinstance(error, SpecError):
         print_findings(error.findings)
         return WRONG
-    if isinstance(error, FolderError | GenaiError | CheckpointError | LayoutError):
+    if isinstance(error, BlockcError):
         print(f"blockc: {plain(str(error))}", file=sys.stderr)
         return WRONG
     if isinstance(error, OSError):

@@ -6,10 +6,12 @@ import re
 import subprocess
 from pathlib import Path
 
+from blockc.errors import BlockcError
+
 MAX_WAIT = 60  # seconds
 
 
-class RevisionError(Exception):
+class RevisionError(BlockcError):
     """Git is missing, or has no such revision, or no such file in it."""
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from blockc.errors import BlockcError
 from blockc.ir.dims import Dim, dim
 from blockc.source import Place
 
@@ -25,7 +26,7 @@ Dtype = Literal["float", "float32", "int", "int32", "bool"]
 _serial = itertools.count()
 
 
-class GraphError(Exception):
+class GraphError(BlockcError):
     """A graph that does not hold together: the message, and the place in the spec that it comes from, where known."""
 
     def __init__(self, message: str, place: Place | None = None, *, expected: str = "", got: str = "") -> None:

@@ -20,6 +20,7 @@ from importlib.resources.abc import Traversable
 from typing import cast
 
 from blockc.diagnostics.layouts import LAYOUT, LAYOUT_VERSION
+from blockc.errors import BlockcError
 from blockc.source import Entry, Finding, Place, Scalar, Sequence, SpecError, Tree, finding, parse, plain, suggest
 from blockc.source import Mapping as MappingTree
 
@@ -28,7 +29,7 @@ GROUPS = ("heads", "kv_heads")  # the sizes by which a file may group
 GGUF_WORDS = ("permute_rope", "plus_offset")
 
 
-class LayoutError(Exception):
+class LayoutError(BlockcError):
     """A layout that is not there, or that does not fit the function."""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from blockc.checkpoint import linked_checkpoint
+from blockc.errors import BlockcError
 from blockc.ops import Sides
 from blockc.passes import TOKENS, VALUES
 from blockc.target import Provider, Target, target_of
@@ -27,7 +28,7 @@ FLOAT, INT64 = 1, 7  # onnx's numbers
 CAPTURES = (1, 31, 1)
 
 
-class SessionError(Exception):
+class SessionError(BlockcError):
     """A folder that cannot be run, or a request that its model cannot serve."""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from blockc.diagnostics import Code, Severity
+from blockc.errors import BlockcError
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -51,7 +52,7 @@ class Finding:
         return self.code.severity
 
 
-class SpecError(Exception):
+class SpecError(BlockcError):
     """The input is at fault; `findings` says where, and str() is their rendered text."""
 
     def __init__(self, findings: Iterable[Finding]) -> None:

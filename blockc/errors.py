@@ -1,0 +1,17 @@
+"""The base of every error that a caller may want to catch, and a list of names short enough to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SHOWN = 20  # names of a list that are written out
+
+
+class BlockcError(Exception):
+    """Something that blockc was given, or found, is not as it must be. str() says what and where, in whole lines."""
+
+
+def listed(lines: Sequence[str], shown: int = SHOWN) -> list[str]:
+    """The first lines, and one that counts the others: no message grows with a checkpoint."""
+    left = len(lines) - shown
+    return [*lines] if left <= 0 else [*lines[:shown], f"and {left:,} more"]
