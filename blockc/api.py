@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from blockc import folder, interp
+from blockc.adapter import open_adapter
 from blockc.checking import check_file, check_text, misses
 from blockc.checkpoint import open_checkpoint
 from blockc.compile import PORTABLE, Compiled, compiled
@@ -193,6 +194,7 @@ def build(
     mode: Mode | None = None,
     runtime: folder.Runtime | None = None,
     deep: bool = False,
+    adapters: Sequence[Path | str] = (),
 ) -> Built:
     """Writes model.py, model.onnx, graph.txt, report.json, spec.resolved.yaml, verify.json, manifest.json to `out`.
 
@@ -203,7 +205,7 @@ def build(
     as references: with `link` into the checkpoint's own files, hard-linked beside it, with `pack` into
     model.onnx.data; where neither is said, `link` if most of them are in the model's float type. With `deep` the
     digest of each linked tensor is written down, for `verify` to compare. Raises CheckpointError naming all that does
-    not fit.
+    not fit. `adapters` are folders of LoRA adapters as PEFT saves them, merged into these weights one after another.
 
     `target` says what model.onnx is for: any runtime, or a provider of onnxruntime in its own operators; the float type
     that it computes in; whose logits it gives; and how it holds its cache. `runtime` genai adds the files with which
@@ -213,7 +215,7 @@ def build(
         _refuse_far(model.spec.top.context)
     if why := model.refuses(target):
         raise folder.FolderError(why)
-    planned = None if weights is None else _planned(model, Path(weights), mode, target)
+    planned = None if weights is None else _planned(model, Path(weights), mode, target, adapters)
     if planned is not None and planned.mode == "pack" and target.provider is not None:
         target = replace(target, packed=True)
         planned = replace(planned, joined=model.parts(target))
@@ -252,10 +254,9 @@ def _left_unfused(model: Compiled, target: Target) -> list[str]:
     return [f"left unfused, {count} times: {reason}" for reason, count in counts.items()]
 
 
-def _planned(model: Compiled, weights: Path, mode: Mode | None, target: Target) -> Plan:
-    return plan(
-        model.function, open_checkpoint(weights), model.spec.top.checkpoint, mode, target.dtype, model.spec.top.context
-    )
+def _planned(model: Compiled, weights: Path, mode: Mode | None, target: Target, adapters: Sequence[Path | str]) -> Plan:
+    top, opened = model.spec.top, [open_adapter(Path(folder_)) for folder_ in adapters]
+    return plan(model.function, open_checkpoint(weights), top.checkpoint, mode, target.dtype, top.context, opened)
 
 
 def verify(path: Path | str, assignments: Sequence[str] = (), *, deep: bool = False) -> folder.Checked:

@@ -11,15 +11,16 @@ import hashlib
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 import numpy as np
 
+from blockc.adapter import Adapter, Delta, deltas
 from blockc.checkpoint import Checkpoint, Tensor
 from blockc.facts import misfits
 from blockc.ir import Function, parameters
@@ -55,23 +56,25 @@ class Reference:
 
 @dataclass(frozen=True)
 class Source:
-    """A parameter as a part of a tensor of the checkpoint."""
+    """A parameter as a part of a tensor of the checkpoint, and what adapters add to it."""
 
     name: str
     tensor: Tensor
     rule: Rule
     part: int
+    added: tuple[Delta, ...] = ()
 
     @property
     def linkable(self) -> Stored | None:
-        return self.tensor if self.rule.plain and isinstance(self.tensor, Stored) else None
+        return self.tensor if self.rule.plain and not self.added and isinstance(self.tensor, Stored) else None
 
     def pieces(self) -> Iterator[Array]:
         """The parameter's numbers in their order."""
-        if self.rule.plain:
+        if self.rule.plain and not self.added:
             yield from self.tensor.chunks()
         else:
-            yield parted(self.rule, self.tensor.read())[self.part]
+            own = parted(self.rule, self.tensor.read())[self.part]
+            yield sum((delta.read() for delta in self.added), own.astype(np.float32) if self.added else own)
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ def plan(
     mode: Mode | None,
     dtype: Dtype,
     context: int | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> Plan:
     """Names, shapes, ties, and what the checkpoint says of itself, compared before anything is written.
 
@@ -147,6 +151,7 @@ def plan(
     `family` names the layout; a file that says its own goes by that, and without either the names are the parameters'.
     A GGUF file's numbers are encoded, so that nothing can point at them: it is packed. Where no mode is asked for, so
     are weights most of which are of another float type: a cast at load holds them twice, and takes its time each time.
+    What an adapter changes is packed in any case.
     """
     chosen = checkpoint.layout or (layout(family) if family else _own(function))
     match = matched(rules(chosen, function, group_sizes(function)), checkpoint.tensors)
@@ -159,7 +164,8 @@ def plan(
     tied, unlike = _compared(match, checkpoint, found)
     if faults := [*misfits(checkpoint.says, function, context), *match.faults, *unlike]:
         raise misfit(faults)
-    sources = {path: found[path] for path in parameters(function)}
+    added = _added(function, family, adapters)
+    sources = {path: _adapted(found[path], added.get(path, ())) for path in parameters(function)}
     notes = [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
     if mode != "pack" and not checkpoint.files:
         mode, notes = "pack", [*notes, "encoded weights cannot be linked: packed"]
@@ -176,6 +182,22 @@ def _stranger(sources: Iterable[Source], dtype: Dtype) -> str:
             sizes[stored.word] += stored.length
     ((most, _),) = sizes.most_common(1) or [(WORDS[dtype], 0)]
     return "" if most == WORDS[dtype] else most.lower()
+
+
+def _added(function: Function, family: str | None, adapters: Sequence[Adapter]) -> dict[str, tuple[Delta, ...]]:
+    if not adapters:
+        return {}
+    if family is None:
+        raise CheckpointError("an adapter names modules of transformers, and the spec names no checkpoint layout")
+    return deltas(rules(layout(family), function, group_sizes(function)), adapters)
+
+
+def _adapted(source: Source, added: tuple[Delta, ...]) -> Source:
+    """With what adapters add, to the matrix that the last of them brings along if any does."""
+    brought = next((delta for delta in reversed(added) if delta.product.base is not None), None)
+    if brought is not None and brought.product.base is not None:
+        source = Source(source.name, brought.product.base, brought.rule, brought.part)
+    return replace(source, added=added)
 
 
 def _own(function: Function) -> Layout:

@@ -13,6 +13,8 @@ from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Set, SpecPath,
 if TYPE_CHECKING:
     from blockc.target import Logits
 
+NO_PATHS: list[Path] = []
+
 
 class Provider(StrEnum):
     cpu = "cpu"
@@ -68,6 +70,13 @@ def build(
             help="A .safetensors or .gguf file, or a folder: model.onnx then has weights.",
         ),
     ] = None,
+    adapter: Annotated[
+        list[Path],
+        typer.Option(
+            metavar="DIR",
+            help="A LoRA adapter as PEFT saves it, merged into the weights; several are merged one after another.",
+        ),
+    ] = NO_PATHS,
     dtype: Annotated[
         Float | None, typer.Option(help="What model.onnx computes in; fp32, for cuda fp16.", show_default=False)
     ] = None,
@@ -112,7 +121,12 @@ def build(
     file = model_file(spec)
     if weights is None and file.is_dir() and api.has_weights(file):
         weights = file
-    of_weights = {"--pack": pack, "--weights-mode": weights_mode is not None, "--deep": deep}
+    of_weights = {
+        "--pack": pack,
+        "--weights-mode": weights_mode is not None,
+        "--deep": deep,
+        "--adapter": bool(adapter),
+    }
     if weights is None and (said := [flag for flag, on in of_weights.items() if on]):
         stop(USAGE, f"{said[0]} speaks of weights: give them with --weights PATH")
     if pack and weights_mode == WeightsMode.link:
@@ -147,6 +161,7 @@ def build(
             mode="pack" if pack else weights_mode.value if weights_mode else None,
             runtime=None if runtime is None else runtime.value,
             deep=deep,
+            adapters=[there(folder) for folder in adapter],
         )
     except api.NotProvedError as error:
         stop(ENVIRONMENT if error.proof.holds else WRONG, f"{error}; nothing was written")
