@@ -30,6 +30,7 @@ from blockc.ops import (
     LongropeByLength,
     LongropeScaling,
     Op,
+    QuickGelu,
     Relu,
     Relu2,
     RmsNorm,
@@ -95,6 +96,7 @@ _GGUF: dict[str, tuple[str, ...]] = {
 _ACTIVATIONS: dict[str, str] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu2": "relu2",
+    "quick_gelu": "quick_gelu",
 }  # fmt: skip
 _SCALINGS: Mapping[type, str | None] = {
     type(None): None,
@@ -107,6 +109,7 @@ _SCALINGS: Mapping[type, str | None] = {
 }
 _WORDS: dict[type[Op], str] = {
     Silu: "silu", Gelu: "gelu", GeluTanh: "gelu_tanh", Relu: "relu", Relu2: "relu2", ClampedSwiglu: "silu",
+    QuickGelu: "quick_gelu",
 }  # fmt: skip
 
 

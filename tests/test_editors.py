@@ -126,7 +126,7 @@ REFUSED = [
     "attention: {heads: 4, rope: {theta: 1e4, pairing: half, scaling: {type: llama3, factor: 8}}}\n",
     "attention: none\npositions: null_\n",
     "mlp: {type: gelu, width: 4, bias: [gate]}\n",
-    "norm: {type: layer, eps: 1e-5, offset: 1, bias: true, placement: pre}\n",
+    "norm: {type: rms, eps: 1e-5, offset: 1, bias: true, placement: pre}\n",
     "norm: {type: rms, eps: -1, placement: pre}\n",
     "norm: {type: rms, eps: 1e-5}\n",
     "head: {bias: true}\n",

@@ -44,6 +44,7 @@ from blockc.ops import (
     Llama3Scaling,
     Op,
     QueryPositions,
+    QuickGelu,
     RmsNorm,
     Rotary,
     RotaryInterleaved,
@@ -314,19 +315,20 @@ def test_norms_by_hand(offset: float) -> None:
     x, w = np.array([[[3.0, -4.0, 0.0, 12.0]]]), np.array([0.5, 2.0, -1.0, 0.25])
     (y,) = RmsNorm(4, 0.25, offset).numpy((x,), (w,))
     np.testing.assert_allclose(y, x / np.sqrt(169 / 4 + 0.25) * (offset + w))
-    (z,) = LayerNorm(4, 0.25, True).numpy((x,), (w, w))
-    np.testing.assert_allclose(z, (x - 2.75) / np.sqrt(np.var(x) + 0.25) * w + w)
+    (z,) = LayerNorm(4, 0.25, True, offset=offset).numpy((x,), (w, w))
+    np.testing.assert_allclose(z, (x - 2.75) / np.sqrt(np.var(x) + 0.25) * (offset + w) + w)
 
 
 def test_activations_are_told_apart() -> None:
     """Gelu and its tanh form differ by 5e-4 at most, and no tolerance here hides that."""
     x = np.linspace(-5, 5, 2001).reshape(1, 3, 667)
-    gelu, gelu_tanh, silu = (op.numpy((x,), ())[0] for op in (Gelu(), GeluTanh(), Silu()))
+    gelu, gelu_tanh, quick, silu = (op.numpy((x,), ())[0] for op in (Gelu(), GeluTanh(), QuickGelu(), Silu()))
     difference = np.abs(gelu - gelu_tanh).max()
     assert 4e-4 < difference < 6e-4
     assert difference > 10 * TOLERANCE * gelu.std()
+    assert 0.02 < np.abs(gelu - quick).max() < 0.021
     assert np.abs(gelu - silu).max() > 0.1
-    for op, y in ((Gelu(), gelu), (GeluTanh(), gelu_tanh), (Silu(), silu)):
+    for op, y in ((Gelu(), gelu), (GeluTanh(), gelu_tanh), (QuickGelu(), quick), (Silu(), silu)):
         assert_same(in_torch(op, (x,), {}), [y], 1e-6)
         assert_same(in_onnx(alone(op, *types((x,))), {"x0": x}, {}), [y], 1e-6)
 

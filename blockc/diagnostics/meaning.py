@@ -64,8 +64,7 @@ ROPE_BANDS = error(
 NORM_BIAS = error(
     "BLC208",
     "a key of another norm",
-    "A layer norm says whether it has a bias, an rms norm has none; offset is part of an rms norm. A norm without "
-    "weight has neither.",
+    "A layer norm says whether it has a bias, an rms norm has none. A norm without weight has neither bias nor offset.",
     bad="norm: {type: rms, eps: 1e-5, bias: true, placement: pre}\n",
     good="norm: {type: layer, eps: 1e-5, bias: true, placement: pre}\n",
 )
@@ -80,7 +79,7 @@ QK_NORM = error(
 NO_GATE = error(
     "BLC210",
     "a gate's bias without a gate",
-    "gelu, gelu_tanh, relu, relu2 and silu are plain MLPs: up and down. The others are gated.",
+    "gelu, gelu_tanh, quick_gelu, relu, relu2 and silu are plain MLPs: up and down. The others are gated.",
     bad="mlp: {type: gelu, width: 256, bias: [gate]}\n",
     good="mlp: {type: gelu, width: 256, bias: [up]}\n",
 )

@@ -24,10 +24,12 @@ from blockc.ops import (
     OnnxBuilder,
     OnnxValue,
     Op,
+    QuickGelu,
     RotaryTable,
     Silu,
     Sinusoidal,
 )
+from blockc.ops.elementwise import STEEP
 from blockc.ops.fused import MICROSOFT, RotaryRows
 from blockc.passes.kernels import has
 from blockc.target import Target
@@ -51,6 +53,10 @@ def _linear(op: Linear, g: OnnxBuilder, args: Values, params: Values) -> Sequenc
 def _silu(op: Silu, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
     """x * sigmoid(1 * x) in one node."""
     return [g.op("QuickGelu", args[0], domain=MICROSOFT, alpha=1.0)]
+
+
+def _quick_gelu(op: QuickGelu, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
+    return [g.op("QuickGelu", args[0], domain=MICROSOFT, alpha=STEEP)]
 
 
 # CUDA
@@ -138,6 +144,10 @@ def swaps(target: Target) -> Mapping[type[Op], Swap]:
     """The lowerings of a target that are not the ops' own; none for the portable graph."""
     if target.provider is None:
         return {}
-    named: dict[type[Op], tuple[str, Swap]] = {Linear: ("FusedMatMul", _linear), Silu: ("QuickGelu", _silu)}
+    named: dict[type[Op], tuple[str, Swap]] = {
+        Linear: ("FusedMatMul", _linear),
+        Silu: ("QuickGelu", _silu),
+        QuickGelu: ("QuickGelu", _quick_gelu),
+    }
     own = {op: swap for op, (operator, swap) in named.items() if has(target, operator)}
     return {**own, **_CUDA} if target.provider == "cuda" else own

@@ -3,7 +3,20 @@
 from blockc.ops.alibi import Alibi
 from blockc.ops.attention import Attention, Extend, LastIndex, MergeHeads, SplitHeads, TakeToken
 from blockc.ops.base import Array, Arrays, Call, Input, OnnxBuilder, OnnxValue, Op, Sample, State, TokenAxes
-from blockc.ops.elementwise import Add, ClampedSwiglu, Clip, Gelu, GeluTanh, Mul, Relu, Relu2, Scale, Silu, Softcap
+from blockc.ops.elementwise import (
+    Add,
+    ClampedSwiglu,
+    Clip,
+    Gelu,
+    GeluTanh,
+    Mul,
+    QuickGelu,
+    Relu,
+    Relu2,
+    Scale,
+    Silu,
+    Softcap,
+)
 from blockc.ops.interleaved import RotaryInterleaved
 from blockc.ops.matrix import Embed, HeadGain, LayerNorm, Linear, RmsNorm
 from blockc.ops.position import (
@@ -36,7 +49,7 @@ ALL: tuple[type[Op], ...] = (
     # tables, matrices, norms
     Embed, Linear, RmsNorm, LayerNorm, HeadGain,
     # arithmetic
-    Add, Mul, Scale, Clip, Softcap, Relu, Relu2, Silu, Gelu, GeluTanh, ClampedSwiglu,
+    Add, Mul, Scale, Clip, Softcap, Relu, Relu2, Silu, Gelu, GeluTanh, QuickGelu, ClampedSwiglu,
     # position
     QueryPositions, KeyPositions, Longest, Visible, VisibleBothWays, Alibi, Shift, Sinusoidal, RotaryTable, Rotary,
     RotaryInterleaved,
@@ -50,8 +63,8 @@ __all__ = [
     "ALL", "FAR", "Add", "Alibi", "Array", "Arrays", "Attention", "ByLength", "Call", "ClampedSwiglu", "Clip",
     "DynamicScaling", "Embed", "Extend", "Gelu", "GeluTanh", "HeadGain", "Input", "KeyPositions", "LastIndex",
     "LayerNorm", "Linear", "LinearScaling", "Llama3Scaling", "Longest", "LongropeByLength", "LongropeScaling",
-    "MergeHeads", "Mul", "OnnxBuilder", "OnnxValue", "Op", "QueryPositions", "Relu", "Relu2", "RmsNorm", "Rotary",
-    "RotaryInterleaved", "RotaryTable", "Sample", "Scale", "Scaling", "Shift", "Sides", "Silu", "SinkAttention",
-    "Sinks", "Sinusoidal", "Softcap", "SplitHeads", "State", "TakeToken", "TokenAxes", "Top", "Visible",
-    "VisibleBothWays", "YarnScaling",
+    "MergeHeads", "Mul", "OnnxBuilder", "OnnxValue", "Op", "QueryPositions", "QuickGelu", "Relu", "Relu2", "RmsNorm",
+    "Rotary", "RotaryInterleaved", "RotaryTable", "Sample", "Scale", "Scaling", "Shift", "Sides", "Silu",
+    "SinkAttention", "Sinks", "Sinusoidal", "Softcap", "SplitHeads", "State", "TakeToken", "TokenAxes", "Top",
+    "Visible", "VisibleBothWays", "YarnScaling",
 ]  # fmt: skip

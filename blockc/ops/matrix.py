@@ -155,7 +155,7 @@ class RmsNorm(Elementwise):
 
 @dataclass(frozen=True)
 class LayerNorm(Elementwise):
-    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis  (Ba et al. 2016)
+    """y = (x - mean(x)) / sqrt(var(x) + eps) * (offset + weight) + bias, over the last axis  (Ba et al. 2016)
 
     `bare` has neither: y = (x - mean(x)) / sqrt(var(x) + eps).
     """
@@ -164,6 +164,7 @@ class LayerNorm(Elementwise):
     eps: float
     bias: bool
     bare: bool = False
+    offset: float | None = None  # added to weight; none is 0
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         expect(last(args[0]) == dim(self.width), "the width read by a norm", self.width, last(args[0]))
@@ -172,19 +173,26 @@ class LayerNorm(Elementwise):
     def params(self) -> tuple[Param, ...]:
         if self.bare:
             return ()
-        weight = Param("weight", (self.width,), "gain", neutral=1.0)
+        weight = Param("weight", (self.width,), "gain", neutral=1.0 - (self.offset or 0.0))
         return (weight, Param("bias", (self.width,), "bias")) if self.bias else (weight,)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         centred = args[0] - args[0].mean(axis=-1, keepdims=True)
         y = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + self.eps)
-        y = y if self.bare else y * params[0]
+        y = y if self.bare else y * ((self.offset or 0.0) + params[0])
         return (y + params[1],) if self.bias else (y,)
 
     def declares(self) -> str | None:
         if self.bare:
             return None
-        return f"nn.LayerNorm({self.width}, eps={self.eps!r}{'' if self.bias else ', bias=False'})"
+        bias = "" if self.bias else ", bias=False"
+        if self.offset:
+            return f"OffsetLayerNorm({self.width}, eps={self.eps!r}, offset={self.offset!r}{bias})"
+        return f"nn.LayerNorm({self.width}, eps={self.eps!r}{bias})"
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        return ("offset_layer_norm",) if self.offset else ()
 
     def torch(self, me: str, *args: str) -> str:
         if self.bare:
@@ -197,12 +205,15 @@ class LayerNorm(Elementwise):
 
     def gain(self, g: OnnxBuilder, params: Sequence[OnnxValue]) -> OnnxValue:
         """What ONNX multiplies by."""
-        return g.real(np.ones(self.width)) if self.bare else params[0]
+        if self.bare:
+            return g.real(np.ones(self.width))
+        return g.op("Add", params[0], g.real(self.offset)) if self.offset else params[0]
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
         x = rand(2, 3, 8) + 0.5
-        norms = LayerNorm(8, 1e-5, True), LayerNorm(8, 1e-2, False), LayerNorm(8, 1e-2, False, bare=True)
+        norms = (LayerNorm(8, 1e-5, True), LayerNorm(8, 1e-2, False), LayerNorm(8, 1e-2, False, bare=True),
+                 LayerNorm(8, 1e-2, True, offset=1.0), LayerNorm(8, 1e-2, False, offset=0.5))  # fmt: skip
         return tuple(Sample(norm, (x,)) for norm in norms)
 
 

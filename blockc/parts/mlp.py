@@ -9,7 +9,7 @@ from pydantic import Field
 
 from blockc.diagnostics.meaning import BIAS_TWICE, CLAMPS, NO_GATE
 from blockc.ir import Value, apply
-from blockc.ops import ClampedSwiglu, Gelu, GeluTanh, Linear, Mul, Op, Relu, Relu2, Silu
+from blockc.ops import ClampedSwiglu, Gelu, GeluTanh, Linear, Mul, Op, QuickGelu, Relu, Relu2, Silu
 from blockc.parts.base import NOTHING, OrNone, Part, Problem, Scope
 from blockc.source import Place
 
@@ -19,10 +19,12 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 TYPES: dict[str, tuple[Op, bool]] = {
     "swiglu": (Silu(), True),
     "reglu": (Relu(), True),
+    "reglu2": (Relu2(), True),
     "geglu": (Gelu(), True),
     "geglu_tanh": (GeluTanh(), True),
     "gelu": (Gelu(), False),
     "gelu_tanh": (GeluTanh(), False),
+    "quick_gelu": (QuickGelu(), False),
     "relu": (Relu(), False),
     "relu2": (Relu2(), False),
     "silu": (Silu(), False),
@@ -34,8 +36,9 @@ class Mlp(Part):
     """y = down(act(up x)), or down(act(gate x) * up x)  (Shazeer 2020)."""
 
     type: Literal[
-        "swiglu", "geglu", "geglu_tanh", "reglu", "swiglu_clamped", "gelu", "gelu_tanh", "relu", "relu2", "silu"
-    ]
+        "swiglu", "geglu", "geglu_tanh", "reglu", "reglu2", "swiglu_clamped",
+        "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu",
+    ]  # fmt: skip
     width: Annotated[int, Field(gt=0)]
     limit: OrNone[PositiveFloat] = None
     alpha: OrNone[PositiveFloat] = None

@@ -15,7 +15,10 @@ from blockc.source import Place
 
 
 class Norm(Part):
-    """y = x / rms(x) * (offset + weight), or (x - mean) / std * weight + bias. `weight: false` leaves out both."""
+    """y = x / rms(x) * (offset + weight), or (x - mean) / std * (offset + weight) + bias.
+
+    `weight: false` leaves out both weight and bias.
+    """
 
     type: Literal["rms", "layer"]
     eps: Annotated[float, Field(ge=0)]
@@ -38,16 +41,13 @@ class Norm(Part):
             yield Problem(NORM_BIAS, (), "a layer norm must say whether it has a bias", "bias: true or bias: false")
         if self.type == "rms" and self.bias is not None:
             yield Problem(NORM_BIAS, ("bias",), "an rms norm has no bias", "no such key beside type: rms")
-        if self.type == "layer" and self.offset is not None:
-            message = "offset is part of an rms norm: (offset + weight)"
-            yield Problem(NORM_BIAS, ("offset",), message, "no such key here")
 
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
         bare = self.weight is False
         op = (
             RmsNorm(scope.width, self.eps, self.offset or 0.0, bare)
             if self.type == "rms"
-            else LayerNorm(scope.width, self.eps, bool(self.bias), bare)
+            else LayerNorm(scope.width, self.eps, bool(self.bias), bare, self.offset)
         )
         return apply(op, x, name=label, place=place)
 
@@ -71,8 +71,8 @@ class QkNorm(Model):
         if self.over == "projection" and self.weights is not None:
             message = "a norm over the projection has a weight for each of its numbers"
             yield Problem(QK_NORM, ("weights",), message, "no such key beside over: projection")
-        if self.offset and (self.weights == "own" or self.type == "layer"):
-            message = "offset is part of an rms norm whose weights are shared: (offset + weight)"
+        if self.offset and self.weights == "own":
+            message = "offset is part of a norm whose weights are shared: (offset + weight)"
             yield Problem(QK_NORM, ("offset",), message, "offset: none")
         if self.type is None or self.eps is None:
             yield Problem(QK_NORM, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
@@ -82,7 +82,7 @@ class QkNorm(Model):
 
     def op(self, width: int, bare: bool = False) -> RmsNorm | LayerNorm:
         if self.type == "layer":
-            return LayerNorm(width, self.eps or 0.0, False, bare)
+            return LayerNorm(width, self.eps or 0.0, False, bare, self.offset)
         return RmsNorm(width, self.eps or 0.0, self.offset or 0.0, bare)
 
     def of_heads(self, x: Value, sizes: tuple[int, int], name: str, place: Place | None) -> Value:

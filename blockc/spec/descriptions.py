@@ -53,7 +53,7 @@ KEYS: dict[str, str] = {
     "NormKeys.eps": _EPS,
     "NormKeys.weight": "Whether the norm has parameters: false for x / rms(x) or (x - mean) / std. Absent: true.",
     "NormKeys.bias": "Whether a layer norm adds width numbers. It must be said for layer, and is refused for rms.",
-    "NormKeys.offset": "Number added to the gain of an rms norm: x / rms(x) * (offset + weight). Absent: 0.",
+    "NormKeys.offset": "Number added to the gain: (offset + weight) in the place of weight. Absent: 0.",
     "NormKeys.placement": "Where the norms of a layer stand. pre: x + f(norm x). post: norm(x + f x). sandwich: x + "
     "norm(f(norm x)). branch: x + norm(f x). parallel_one: x + attention(norm x) + mlp(norm x), one norm. "
     "parallel_two: the same with a norm each. Or write a block.",
@@ -136,7 +136,8 @@ KEYS: dict[str, str] = {
     "Llama3.high_freq_factor": "Wavelengths below original / this are kept. A number above low_freq_factor.",
     "Llama3.original": "Tokens of the context that the frequencies were trained at.",
     "Mlp.type": "The activation, and whether there is a gate. With one: swiglu (SiLU), geglu (exact GELU), "
-    "geglu_tanh, reglu, swiglu_clamped. Without: gelu, gelu_tanh, relu, relu2 (squared), silu.",
+    "geglu_tanh, reglu, reglu2 (ReLU squared), swiglu_clamped. Without: gelu, gelu_tanh, quick_gelu (x * "
+    "sigmoid(1.702 x)), relu, relu2 (squared), silu.",
     "Mlp.width": "Numbers between up and down (d_ff). An integer above 0.",
     "Mlp.limit": "Of swiglu_clamped, which needs it: gate is kept below it, up between it and its negative. A number "
     "above 0.",

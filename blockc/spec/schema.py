@@ -121,10 +121,7 @@ def _fill(made: Json) -> None:
 def _clashes(definitions: Json) -> None:
     """Keys and words that never stand together, whichever storey says the rest."""
     for norm in ("Norm", "NormKeys"):
-        definitions[norm]["allOf"] = [
-            _where("type", ["rms"], {"not": {"required": ["bias"]}}),
-            _where("type", ["layer"], {"not": {"required": ["offset"]}}),
-        ]
+        definitions[norm]["allOf"] = [_where("type", ["rms"], {"not": {"required": ["bias"]}})]
     plain = [word for word, (_, gated) in TYPES.items() if not gated]
     ungated = {"properties": {"bias": {"not": {"contains": {"const": "gate"}}}}}
     definitions["Mlp"]["allOf"] = [_where("type", plain, ungated)]

@@ -121,7 +121,7 @@ def attentions(draw: st.DrawFn, width: int, context: int, norm: Keys | None, cau
             keys["qk_norm"]["weights"] = draw(st.sampled_from(["shared", "own"]))
         if norm is None or maybe(draw, 0.2):
             keys["qk_norm"] |= {"type": draw(st.sampled_from(["rms", "layer"])), "eps": draw(EPS)}
-        if keys["qk_norm"].get("weights") == "own" or keys["qk_norm"].get("type") == "layer":
+        if keys["qk_norm"].get("weights") == "own":
             keys["qk_norm"]["offset"] = "none"
     if maybe(draw, 0.2):
         keys["v_norm"] = {"over": "head", "weight": False}
@@ -134,7 +134,8 @@ def attentions(draw: st.DrawFn, width: int, context: int, norm: Keys | None, cau
 
 @st.composite
 def mlps(draw: st.DrawFn) -> Keys:
-    gated, plain = ["swiglu", "geglu", "geglu_tanh", "reglu"], ["gelu", "gelu_tanh", "relu", "relu2", "silu"]
+    gated = ["swiglu", "geglu", "geglu_tanh", "reglu", "reglu2"]
+    plain = ["gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu"]
     kind = draw(st.sampled_from(gated + plain))
     keys: Keys = {"type": kind, "width": draw(st.integers(1, 64))}
     if bias := some(draw, ["gate", "up", "down"] if "glu" in kind else ["up", "down"]):
@@ -145,13 +146,16 @@ def mlps(draw: st.DrawFn) -> Keys:
 @st.composite
 def norms(draw: st.DrawFn) -> Keys:
     if maybe(draw, 0.6):
-        offset = {"offset": draw(st.sampled_from([1, 0.5]))} if maybe(draw, 0.3) else {}
-        return {"type": "rms", "eps": draw(EPS)} | (offset or bare(draw))
-    return {"type": "layer", "eps": draw(EPS)} | (bare(draw) or {"bias": draw(st.booleans())})
+        return {"type": "rms", "eps": draw(EPS)} | (offset(draw) or bare(draw))
+    return {"type": "layer", "eps": draw(EPS)} | (bare(draw) or {"bias": draw(st.booleans()), **offset(draw)})
 
 
 def bare(draw: st.DrawFn) -> Keys:
     return {"weight": False} if maybe(draw, 0.15) else {}
+
+
+def offset(draw: st.DrawFn) -> Keys:
+    return {"offset": draw(st.sampled_from([1, 0.5]))} if maybe(draw, 0.3) else {}
 
 
 # Blocks
@@ -209,7 +213,7 @@ def own_parts(draw: st.DrawFn, width: int, context: int, norm: Keys, causal: boo
 
 def whole_norm(norm: Keys) -> Keys:
     """With what takes back what the layer's own norm says."""
-    bare = {"bias": False} if norm["type"] == "layer" else {"offset": "none"}
+    bare = {"offset": "none", **({"bias": False} if norm["type"] == "layer" else {})}
     return norm | (bare if "weight" in norm else {"weight": True})
 
 

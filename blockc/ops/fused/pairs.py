@@ -52,7 +52,8 @@ class SkipNorm(Op):
     def samples() -> tuple[Sample, ...]:
         args = (rand(2, 3, 8), rand(2, 3, 8, seed=1))
         norms = (RmsNorm(8, 1e-5), RmsNorm(8, 1e-5, 1.0), RmsNorm(8, 1e-5, bare=True), LayerNorm(8, 1e-5, True),
-                 LayerNorm(8, 1e-2, False), LayerNorm(8, 1e-2, False, bare=True))  # fmt: skip
+                 LayerNorm(8, 1e-2, False), LayerNorm(8, 1e-2, False, bare=True), LayerNorm(8, 1e-2, True, offset=1.0)
+                 )  # fmt: skip
         return tuple(Sample(SkipNorm(norm, bias), args) for norm in norms for bias in (False, True))
 
 
