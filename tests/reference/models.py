@@ -25,7 +25,7 @@ from blockc.shrink import shrink
 from blockc.source import parse
 from blockc.spec import Spec, from_tree, load, resolved
 from blockc.weights import group_sizes, layout, pack, random_parameters, rules
-from tests.reference import decoders, placed, plain, scaled
+from tests.reference import decoders, kin, placed, plain, scaled
 from tests.reference.ropes import rope
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
@@ -114,7 +114,7 @@ def gpt2(keys: Keys) -> Any:
     a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
     assert keys["positions"] == {"type": "learned"} and keys["head"] == {"tied": True}
     assert a["heads"] == a["kv_heads"] and a["scale"] == a["head_dim"] ** -0.5
-    activation = {"gelu_tanh": "gelu_new", "relu2": "relu2", "silu": "silu"}[mlp["type"]]
+    activation = {"gelu_tanh": "gelu_new", "quick_gelu": "quick_gelu", "relu2": "relu2", "silu": "silu"}[mlp["type"]]
     assert (norm["type"], norm["placement"]) == ("layer", "pre")
     return GPT2Config(
         vocab_size=keys["vocab"], n_positions=keys["context"], n_embd=keys["width"], n_layer=keys["depth"],
@@ -127,7 +127,7 @@ def _gated(keys: Keys) -> dict[str, Any]:
     """What the configurations of Llama and of all that took over its names call the same things."""
     a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
     assert keys["positions"] == "none" and a["scale"] == a["head_dim"] ** -0.5
-    activation = {"swiglu": "silu", "reglu": "relu", "geglu": "gelu"}[mlp["type"]]
+    activation = {"swiglu": "silu", "reglu": "relu", "reglu2": "relu2", "geglu": "gelu"}[mlp["type"]]
     assert not mlp["bias"] and norm["type"] == "rms" and "offset" not in norm
     scaling = a["rope"].get("scaling", {})
     within = scaling["original"] if scaling.get("type") == "dynamic" else keys["context"]
@@ -205,7 +205,7 @@ def phi(keys: Keys) -> Any:
 
     a, mlp, norm = keys["attention"], keys["mlp"], keys["norm"]
     assert a["bias"] == ["q", "k", "v", "o"] and mlp["bias"] == ["up", "down"] and keys["head"]["bias"]
-    activation = {"gelu_tanh": "gelu_new", "relu2": "relu2", "silu": "silu"}[mlp["type"]]
+    activation = {"gelu_tanh": "gelu_new", "quick_gelu": "quick_gelu", "relu2": "relu2", "silu": "silu"}[mlp["type"]]
     assert (norm["type"], norm["placement"]) == ("layer", "parallel_one")
     return PhiConfig(
         vocab_size=keys["vocab"], hidden_size=keys["width"], num_hidden_layers=keys["depth"],
@@ -356,10 +356,12 @@ def by_hand(keys: Keys, params: Params) -> Logits:
 
 
 OUTSIDE = {
+    "afm-4.5b": Outside("transformers", 5e-6, seed=81, config=kin.arcee, family="llama"),
     "baichuan-13b": Outside("numpy", 1e-11, seed=70, plain=plain.baichuan, family="baichuan"),
     "baichuan-7b": Outside("numpy", 1e-11, seed=41, plain=plain.baichuan, family="baichuan"),
     "block-4x4": Outside("numpy", 1e-12, seed=1, plain=by_hand),
     "bloom-560m": Outside("transformers", 5e-6, seed=71, config=placed.bloom, family="bloom"),
+    "codegen-350m": Outside("transformers", 5e-6, seed=82, config=kin.codegen, family="codegen"),
     "command-r-35b": Outside("transformers", 5e-6, seed=61, config=scaled.cohere, family="cohere"),
     "command-r-plus": Outside("transformers", 5e-6, seed=66, config=scaled.cohere, family="cohere"),
     "command-r7b": Outside("transformers", 5e-6, seed=62, config=scaled.cohere2, family="cohere"),
@@ -376,11 +378,13 @@ OUTSIDE = {
     "gpt2": Outside("transformers", 1e-11, seed=3, config=gpt2, family="gpt2"),
     "gpt3-175b": Outside("transformers", 1e-11, seed=4, config=gpt2, family="gpt2"),
     "granite3.0-8b": Outside("transformers", 5e-6, seed=63, config=scaled.granite, family="llama"),
+    "helium1-preview-2b": Outside("transformers", 5e-6, seed=83, config=kin.helium, family="llama"),
     "internlm2-7b": Outside("numpy", 1e-11, seed=48, plain=plain.internlm2, family="internlm2"),
     "llama3-70b": Outside("transformers", 5e-6, seed=5, config=llama, family="llama"),
     "llama3-8b": Outside("transformers", 5e-6, seed=6, config=llama, family="llama"),
     "llama3.1-405b": Outside("transformers", 5e-6, seed=7, config=llama, family="llama"),
     "llama3.2-1b": Outside("transformers", 5e-6, seed=10, config=llama, family="llama"),
+    "minitron-4b": Outside("transformers", 5e-6, seed=84, config=kin.nemotron, family="llama"),
     "mistral-7b": Outside("transformers", 5e-6, seed=11, config=mistral, family="llama"),
     "mpt-7b": Outside("transformers", 5e-6, seed=72, config=placed.mpt, family="mpt"),
     "nanogpt": Outside("numpy", 1e-11, seed=49, plain=plain.nanogpt, family="nanogpt"),
@@ -395,6 +399,8 @@ OUTSIDE = {
     "pythia-410m": Outside("transformers", 5e-6, seed=8, config=gpt_neox, family="gpt-neox"),
     "qwen2.5-0.5b": Outside("transformers", 5e-6, seed=12, config=qwen2, family="llama"),
     "qwen3-0.6b": Outside("transformers", 5e-6, seed=15, config=qwen3, family="llama"),
+    "santacoder": Outside("transformers", 5e-6, seed=86, config=kin.gpt_bigcode, family="gpt-bigcode"),
+    "seed-oss-36b": Outside("transformers", 5e-6, seed=85, config=kin.seed_oss, family="llama"),
     "smollm2-135m": Outside("transformers", 5e-6, seed=13, config=llama, family="llama"),
     "smollm3-3b": Outside("transformers", 5e-6, seed=76, config=placed.smollm3, family="llama"),
     "stablelm-3b": Outside("transformers", 5e-6, seed=51, config=decoders.stablelm, family="llama"),
