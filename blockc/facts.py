@@ -39,6 +39,7 @@ from blockc.ops import (
     Silu,
     Softcap,
     Visible,
+    Xielu,
     YarnScaling,
 )
 from blockc.safetensors import CheckpointError, shown
@@ -97,6 +98,7 @@ _ACTIVATIONS: dict[str, str] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu2": "relu2",
     "quick_gelu": "quick_gelu",
+    "xielu": "xielu",
 }  # fmt: skip
 _SCALINGS: Mapping[type, str | None] = {
     type(None): None,
@@ -110,6 +112,7 @@ _SCALINGS: Mapping[type, str | None] = {
 _WORDS: dict[type[Op], str] = {
     Silu: "silu", Gelu: "gelu", GeluTanh: "gelu_tanh", Relu: "relu", Relu2: "relu2", ClampedSwiglu: "silu",
     QuickGelu: "quick_gelu",
+    Xielu: "xielu",
 }  # fmt: skip
 
 
@@ -158,9 +161,22 @@ def _reached(config: Mapping[str, object], rope: Mapping[str, object]) -> Iterat
             yield said
 
 
+def _static(config: Mapping[str, object], rope: dict[str, object]) -> dict[str, object]:
+    """A dynamic rope with an alpha is a larger theta, whatever the length: theta alpha^(head_dim / (head_dim - 2))."""
+    theta, alpha = rope.get("rope_theta", config.get("rope_theta")), rope.get("alpha")
+    head_dim, width, heads = (config.get(key) for key in ("head_dim", "hidden_size", "num_attention_heads"))
+    if head_dim is None and isinstance(width, int) and isinstance(heads, int) and heads > 0:
+        head_dim = width // heads
+    if rope.get("rope_type", rope.get("type")) != "dynamic" or not isinstance(alpha, int | float) or alpha <= 0:
+        return rope
+    if not isinstance(theta, int | float) or not isinstance(head_dim, int) or head_dim <= 2:
+        return rope
+    return {"rope_type": "default", "rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}
+
+
 def _config(config: Mapping[str, object]) -> Iterator[Said]:
     name = next((name for name in ("rope_parameters", "rope_scaling") if isinstance(config.get(name), dict)), "")
-    rope = cast(dict[str, object], config.get(name) or {})
+    rope = _static(config, cast(dict[str, object], config.get(name) or {}))
     for said in _reached(config, rope):
         activation = said.key == "activation"
         yield Said(said.key, said.name, _ACTIVATIONS.get(str(said.value), str(said.value))) if activation else said

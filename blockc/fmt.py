@@ -28,17 +28,18 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "norm": ("type", "eps", "weight", "bias", "offset", "placement", "final"),
     "attention": (
         "heads", "kv_heads", "head_dim", "scale", "causal", "bias", "window", "softcap", "clip", "sinks",
-        "qk_norm", "v_norm", "v_from", "kv_from", "rope", "alibi",
+        "qk_norm", "v_norm", "sub_norm", "v_from", "kv_from", "rope", "alibi",
     ),
-    "qk_norm": ("over", "weights", "type", "eps", "offset"),
+    "qk_norm": ("over", "weights", "order", "type", "eps", "weight", "bias", "offset"),
     "v_norm": ("over", "weight", "type", "eps"),
+    "sub_norm": ("weight", "type", "eps", "bias", "offset"),
     "rope": ("theta", "pairing", "dims", "pairs", "scaling"),
     "scaling": (
         "type", "factor", "low_freq_factor", "high_freq_factor", "original", "beta_fast", "beta_slow", "truncate",
         "short", "long", "choose", "attention_factor",
     ),
     "alibi": ("max_bias", "scale"),
-    "mlp": ("type", "width", "limit", "alpha", "bias"),
+    "mlp": ("type", "width", "limit", "alpha", "bias", "sub_norm"),
     "embedding": ("scale", "width", "norm"),
     "head": ("tied", "bias", "scale", "softcap"),
     "layers": ("first", "pattern", "last", "kinds"),
@@ -48,7 +49,8 @@ ORDERS: dict[str, tuple[str, ...]] = {
 _INSIDE = {
     "spec": ("embedding", "norm", "attention", "mlp", "head", "layers", "expect"),
     "layer": ("norm", "attention", "mlp"),
-    "attention": ("qk_norm", "v_norm", "rope", "alibi"),
+    "attention": ("qk_norm", "v_norm", "sub_norm", "rope", "alibi"),
+    "mlp": ("sub_norm",),
     "embedding": ("norm",),
     "rope": ("scaling",),
 }

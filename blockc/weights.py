@@ -80,6 +80,8 @@ class Rule:
     @property
     def joined(self) -> Shape:
         first, axis = self.shapes[0], self.axis
+        if len(self.shapes) == 1:  # perhaps one number, which has no axis
+            return first
         return (*first[:axis], sum(shape[axis] for shape in self.shapes), *first[axis + 1 :])
 
     @property
@@ -200,6 +202,8 @@ def _groups(
 ) -> tuple[int, list[str]]:
     """(The number of groups; why the parameters do not divide into them.)"""
     word = item.groups
+    if word == 1 and len(item.targets) == 1:
+        return 1, []
     if isinstance(word, str) and not sizes.keys() >= {word, "head_dim"}:
         return 1, [f"{item.name} is packed by {word}, which is no one number here"]
     groups = sizes[word] if isinstance(word, str) else word

@@ -34,7 +34,7 @@ def rules_of(model: Compiled) -> Rules:
 def tensors(model: Compiled, seed: int = 3) -> dict[str, Array]:
     """Random weights under the names of the model's family, in float32."""
     packed = pack(rules_of(model), random_parameters(model.function, seed))
-    return {name: np.ascontiguousarray(array, np.float32) for name, array in packed.items()}
+    return {name: np.asarray(array, np.float32, order="C") for name, array in packed.items()}
 
 
 def encoded(array: Array, word: str) -> bytes:

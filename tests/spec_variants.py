@@ -25,6 +25,12 @@ parts:
 """
 
 HEADWISE = "qk_norm: {over: head, weights: shared}"
+BEHIND = f"attention: {{heads: 2, qk_norm: {{over: head, weights: shared, order: after_rope}}, rope: {{{ROPE}}}}}"
+BIASED = (
+    "norm: {type: layer, eps: 1e-5, bias: true, placement: pre}\n"
+    "attention: {heads: 2, qk_norm: {over: head, weights: shared, bias: true}}"
+)
+BARE_HEADS = "attention: {heads: 2, qk_norm: {over: head, weight: false}}"
 OFFSET = "norm: {type: rms, eps: 1e-5, offset: 1, placement: branch}"
 
 
@@ -108,6 +114,21 @@ VARIANTS = {
     "attention: {heads: 2, qk_norm: {over: head, weights: own}}",
     "layer norms of projections": "attention: {heads: 2, qk_norm: {over: projection, type: layer, eps: 1e-3}}",
     "norms of projections": f"{OFFSET}\nattention: {{heads: 2, kv_heads: 1, qk_norm: {{over: projection}}}}",
+    "norms behind rope": BEHIND,
+    "norms behind rope in one": two("attention: {qk_norm: {order: none}}", "", BEHIND),
+    "no rope before norms": two("attention: {rope: none}", "", BEHIND),
+    "norms of heads with a bias": two("attention: {qk_norm: {bias: none}}", "", BIASED),
+    "norms of heads without weight": two("attention: {qk_norm: {weight: true, weights: own}}", "", BARE_HEADS),
+    "norms within": "attention: {heads: 2, sub_norm: {weight: true}}\n"
+    "mlp: {type: gelu, width: 8, sub_norm: {weight: false, type: layer, eps: 0.1}}",
+    "norms within in one": two(
+        "attention: {sub_norm: none}, norm: {eps: 0.01}",
+        "attention: {sub_norm: {bias: none}}, mlp: {sub_norm: none}",
+        "norm: {type: layer, eps: 1e-5, bias: true, placement: pre}",
+        "attention: {heads: 2, sub_norm: {weight: true, bias: true}}\n"
+        "mlp: {type: xielu, width: 8, sub_norm: {weight: true}}",
+    ),
+    "reglu2 and xielu": two("mlp: {type: reglu2, width: 8}", "mlp: {type: xielu, width: 8}"),
     "other norms of heads": two("norm: {eps: 0.01}", f"attention: {{{HEADWISE}}}"),
     "norms of heads in a part": f"parts: {{wide: {{attention: {{{HEADWISE}}}}}}}\n{BARE}block: [attention, wide, mlp]",
     "five and one": "depth: 6\nlayers: {pattern: [{local: 5}, global], "

@@ -23,7 +23,7 @@ from blockc.proof.runners import Onnx, Oracle, Runner
 from blockc.spec import resolved
 from blockc.spec.keys import Placement
 from blockc.weights import random_parameters
-from tests.reference import foreign
+from tests.reference import foreign, inner
 from tests.reference.models import OUTSIDE, twin
 from tests.spec_text import made
 from tests.test_by_length import FAMILIES, SCALINGS
@@ -34,6 +34,7 @@ Proof = Callable[[foreign.Params], foreign.Logits]
 FOREIGN: dict[str, tuple[str, Proof, float]] = {
     "xlm": (foreign.XLM, foreign.xlm, 5e-6),
     "biogpt": (foreign.BIOGPT, foreign.biogpt, 1e-11),
+    "nanochat": (inner.NANOCHAT, inner.nanochat, 5e-6),
 }
 
 
@@ -62,6 +63,16 @@ def test_the_clamped_gate_is_that_of_a_second_family() -> None:
     params = random_parameters(function, seed=5)
     x = np.random.RandomState(6).standard_normal((2, 7, 24))
     wanted = foreign.minimax_mlp(params, x)
+    assert np.abs(run(function, {"x": x}, params)["out"] - wanted).max() < 1e-12 * wanted.std()
+
+
+def test_the_numbers_of_an_activation_are_those_of_a_second_family() -> None:
+    scope = Scope(24)
+    mlp = Mlp(type="xielu", width=56)
+    function = scope.close("Mlp", mlp.expand(scope, scope.x[0], "mlp", None), "").function
+    params = random_parameters(function, seed=5)
+    x = np.random.RandomState(6).standard_normal((2, 7, 24))
+    wanted = inner.xielu_mlp(params, x)
     assert np.abs(run(function, {"x": x}, params)["out"] - wanted).max() < 1e-12 * wanted.std()
 
 
@@ -121,6 +132,7 @@ def test_every_word_is_proved_by_two_families() -> None:
             proved[word].add(name)
     for name in ("gpt-oss", "minimax-m3"):  # tests/test_sinks.py, and above
         proved["mlp swiglu_clamped"].add(name)
+    proved["mlp xielu"].add("gpt2")  # above
     assert not {word: proved[word] for word in every() if len(proved[word]) < 2}
 
 

@@ -387,7 +387,8 @@ def test_heads_need_not_divide_the_width_beside_a_head_dim() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["window", "softcap", "rope", "kv_heads", "head_dim", "scale", "bias", "qk_norm", "v_norm", "v_from"]
+    "key",
+    ["window", "softcap", "rope", "kv_heads", "head_dim", "scale", "bias", "qk_norm", "v_norm", "sub_norm", "v_from"],
 )
 def test_none_is_what_absence_is(key: str) -> None:
     assert made(f"attention: {{heads: 2, {key}: none}}").decoder == made().decoder

@@ -96,7 +96,6 @@ def test_an_unknown_key_is_refused_with_the_word_that_was_meant(change: str, mes
 LATER = [
     ("«encoder»: {}", "encoder"),
     ("«mamba»: {}", "mamba"),
-    ("attention: {heads: 2, qk_norm: {over: projection, «order»: after_rope}}", "order"),
     ("attention: {heads: 2, «output_gate»: true}", "output_gate"),
     ("attention: {heads: 2, «latent»: {kv_rank: 4}}", "latent"),
     ("mlp: {type: relu, width: 4, «experts»: {count: 4, active: 2}}", "experts"),

@@ -323,7 +323,7 @@ def _tensors(name: str) -> dict[str, Array]:
 
 
 def _written(tensors: dict[str, Array], path: Path) -> Path:
-    write_safetensors(path, {name: np.ascontiguousarray(array) for name, array in tensors.items()})
+    write_safetensors(path, {name: np.asarray(array, order="C") for name, array in tensors.items()})
     return path
 
 

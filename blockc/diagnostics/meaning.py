@@ -71,15 +71,15 @@ NORM_BIAS = error(
 QK_NORM = error(
     "BLC209",
     "a norm of queries and keys that is not fully said",
-    "Over each head it says whose its weights are, over the projection each number has its own; type and eps are those "
-    "of the layer's norm, or said here.",
+    "Over each head it says whose its weights are, or weight: false; over the projection each number has its own. Type "
+    "and eps are those of the layer's norm, or said here. Rope turns heads, so that a norm behind it is over each.",
     bad="attention: {heads: 4, qk_norm: {over: head}, rope: {theta: 10000, pairing: half}}\n",
     good="attention: {heads: 4, qk_norm: {over: head, weights: shared}, rope: {theta: 10000, pairing: half}}\n",
 )
 NO_GATE = error(
     "BLC210",
     "a gate's bias without a gate",
-    "gelu, gelu_tanh, quick_gelu, relu, relu2 and silu are plain MLPs: up and down. The others are gated.",
+    "gelu, gelu_tanh, quick_gelu, relu, relu2, silu and xielu are plain MLPs: up and down. The others are gated.",
     bad="mlp: {type: gelu, width: 256, bias: [gate]}\n",
     good="mlp: {type: gelu, width: 256, bias: [up]}\n",
 )
@@ -310,4 +310,12 @@ ROPE_LENGTH = error(
     "    scaling: {type: dynamic, factor: 2, original: 64}\n",
     good="context: 128\nattention:\n  heads: 4\n  rope:\n    theta: 10000\n    pairing: half\n"
     "    scaling: {type: dynamic, factor: 2, original: 64}\n",
+)
+SUB_NORM = error(
+    "BLC241",
+    "a norm before the last matrix of a part that is not fully said",
+    "Its type and eps are those of the layer's norm, or said here. A bias is part of a layer norm, and weight: "
+    "false leaves it out, and offset too.",
+    bad="mlp: {type: swiglu, width: 256, sub_norm: {weight: false, type: layer, eps: 1e-5, bias: true}}\n",
+    good="mlp: {type: swiglu, width: 256, sub_norm: {weight: true, type: layer, eps: 1e-5, bias: true}}\n",
 )

@@ -43,6 +43,7 @@ from blockc.ops.scaling import (
 )
 from blockc.ops.sinks import SinkAttention, Sinks
 from blockc.ops.top import Top
+from blockc.ops.xielu import Xielu
 
 # Every op with a meaning of its own: the parametrised test runs over the samples of each.
 ALL: tuple[type[Op], ...] = (
@@ -50,6 +51,7 @@ ALL: tuple[type[Op], ...] = (
     Embed, Linear, RmsNorm, LayerNorm, HeadGain,
     # arithmetic
     Add, Mul, Scale, Clip, Softcap, Relu, Relu2, Silu, Gelu, GeluTanh, QuickGelu, ClampedSwiglu,
+    Xielu,
     # position
     QueryPositions, KeyPositions, Longest, Visible, VisibleBothWays, Alibi, Shift, Sinusoidal, RotaryTable, Rotary,
     RotaryInterleaved,
@@ -66,5 +68,5 @@ __all__ = [
     "MergeHeads", "Mul", "OnnxBuilder", "OnnxValue", "Op", "QueryPositions", "QuickGelu", "Relu", "Relu2", "RmsNorm",
     "Rotary", "RotaryInterleaved", "RotaryTable", "Sample", "Scale", "Scaling", "Shift", "Sides", "Silu",
     "SinkAttention", "Sinks", "Sinusoidal", "Softcap", "SplitHeads", "State", "TakeToken", "TokenAxes", "Top",
-    "Visible", "VisibleBothWays", "YarnScaling",
+    "Visible", "VisibleBothWays", "Xielu", "YarnScaling",
 ]  # fmt: skip

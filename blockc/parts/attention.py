@@ -13,7 +13,7 @@ from blockc.ops import Alibi as AlibiOp
 from blockc.ops import Attention as AttentionOp
 from blockc.ops import Clip, Linear, MergeHeads, SinkAttention, Sinks, SplitHeads, Visible, VisibleBothWays
 from blockc.parts.base import NOTHING, KindName, Lent, Model, OrNone, Part, Problem, Scope, Shared
-from blockc.parts.norm import QkNorm, VNorm
+from blockc.parts.norm import QkNorm, SubNorm, VNorm
 from blockc.parts.rope import Rope
 from blockc.source import Place
 
@@ -51,6 +51,7 @@ class Attention(Part):
     sinks: OrNone[bool] = None
     qk_norm: OrNone[QkNorm] = None
     v_norm: OrNone[VNorm] = None
+    sub_norm: OrNone[SubNorm] = None
     v_from: OrNone[Literal["k"]] = None
     kv_from: OrNone[KindName] = None
 
@@ -62,7 +63,8 @@ class Attention(Part):
             "scale": float(self.scale or head_dim**-0.5),
             "bias": tuple(m for m in ("q", "k", "v", "o") if m in self.bias),
             "rope": self.rope.resolved(head_dim) if self.rope else None,
-            "qk_norm": self.qk_norm.resolved() if self.qk_norm else None,
+            "qk_norm": self.qk_norm.resolved(turned=self.rope is not None) if self.qk_norm else None,
+            "sub_norm": self.sub_norm.resolved() if self.sub_norm else None,
             "sinks": self.sinks or None,
         }
         return self.model_copy(update=derived)
@@ -94,10 +96,9 @@ class Attention(Part):
             head_dim = self.head_dim or width // self.heads
             for problem in self.rope.problems(head_dim, context):
                 yield problem.under("rope")
-        for problem in self.qk_norm.problems() if self.qk_norm else ():
-            yield problem.under("qk_norm")
-        for problem in self.v_norm.problems() if self.v_norm else ():
-            yield problem.under("v_norm")
+        for key, norm in (("qk_norm", self.qk_norm), ("v_norm", self.v_norm), ("sub_norm", self.sub_norm)):
+            for problem in norm.problems() if norm else ():
+                yield problem.under(key)
         yield from self._inert_problems()
         for key in ("softcap", "alibi"):
             if self.sinks and getattr(self, key):
@@ -150,7 +151,10 @@ class Attention(Part):
             cos, sin = inner.ask(Shared("rotary", table, read))
             rotary = a.rope.turn(head_dim)
             q = apply(rotary, q, cos, sin, name="q_rotated", place=place)
-            k = k if borrowed else apply(rotary, k, cos, sin, name="k_rotated", place=place)
+            q = a._behind_rope(q, "q", place)
+            if not borrowed:
+                k = apply(rotary, k, cos, sin, name="k_rotated", place=place)
+                k = a._behind_rope(k, "k", place)
         if label in scope.lends:
             inner.lent[lent] = k, v
         op = AttentionOp(heads, kv_heads, scale, a.softcap, biased=a.alibi is not None, borrowed=borrowed)
@@ -160,6 +164,8 @@ class Attention(Part):
             sinks = (apply(Sinks(heads), name="sinks", place=place),)
         mixed = apply(op, q, k, v, mask, *sinks, name="mixed", place=place)
         joined = apply(MergeHeads(), mixed, name="joined", place=place)
+        if a.sub_norm:
+            joined = a.sub_norm.of(joined, heads * head_dim, place)
         o = apply(Linear(heads * head_dim, scope.width, "o" in a.bias), joined, name="o", place=place)
         doc = f"{heads} query heads of {head_dim} read {kv_heads} key-value heads{a._details}."
         return scope.call(inner.close("Attention", o, doc), x, name=label, place=place)
@@ -169,10 +175,12 @@ class Attention(Part):
         """What a reader of the emitted class is told beside its sizes."""
         said = " of an earlier layer" if self.kv_from else ""
         if self.qk_norm:
-            said += f", q {'' if self.kv_from else 'and k '}normed over the {self.qk_norm.over}"
+            side = " behind rope" if self.qk_norm.order else ""
+            said += f", q {'' if self.kv_from else 'and k '}normed over the {self.qk_norm.over}{side}"
         if self.v_norm:
             said += ", v over the head" if self.qk_norm else ", v normed over the head"
         said += ", v made as k" if self.v_from else ""
+        said += ", a norm before o" if self.sub_norm else ""
         return said + (", scores lowered by distance" if self.alibi else ", with a sink each" if self.sinks else "")
 
     @property
@@ -207,11 +215,16 @@ class Attention(Part):
         if norm and norm.over == "projection":
             x = apply(norm.op(count * head_dim), x, name=f"{name}_norm", place=place)
         x = apply(SplitHeads(count, head_dim), x, name=f"{name}_heads", place=place)
-        if norm and norm.over == "head":
+        if norm and norm.over == "head" and not norm.order:
             return norm.of_heads(x, (count, head_dim), name, place)
         if name == "v" and self.v_norm:
             return apply(self.v_norm.op(head_dim), x, name="v_norm", place=place)
         return x
+
+    def _behind_rope(self, x: Value, name: str, place: Place | None) -> Value:
+        """q or k of a resolved part, turned, with the norm that stands behind rope."""
+        norm = self.qk_norm
+        return norm.of_heads(x, self._sizes(name), name, place) if norm and norm.order else x
 
 
 def _near(width: int, heads: int) -> str:

@@ -9,8 +9,9 @@ from pydantic import Field
 
 from blockc.diagnostics.meaning import BIAS_TWICE, CLAMPS, NO_GATE
 from blockc.ir import Value, apply
-from blockc.ops import ClampedSwiglu, Gelu, GeluTanh, Linear, Mul, Op, QuickGelu, Relu, Relu2, Silu
+from blockc.ops import ClampedSwiglu, Gelu, GeluTanh, Linear, Mul, Op, QuickGelu, Relu, Relu2, Silu, Xielu
 from blockc.parts.base import NOTHING, OrNone, Part, Problem, Scope
+from blockc.parts.norm import SubNorm
 from blockc.source import Place
 
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -28,6 +29,7 @@ TYPES: dict[str, tuple[Op, bool]] = {
     "relu": (Relu(), False),
     "relu2": (Relu2(), False),
     "silu": (Silu(), False),
+    "xielu": (Xielu(), False),
 }
 CLAMPED = "swiglu_clamped"  # its gate and its activation are one op, which has two numbers
 
@@ -37,12 +39,13 @@ class Mlp(Part):
 
     type: Literal[
         "swiglu", "geglu", "geglu_tanh", "reglu", "reglu2", "swiglu_clamped",
-        "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu",
+        "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu", "xielu",
     ]  # fmt: skip
     width: Annotated[int, Field(gt=0)]
     limit: OrNone[PositiveFloat] = None
     alpha: OrNone[PositiveFloat] = None
     bias: Annotated[tuple[Literal["gate", "up", "down"], ...], Field(strict=False), NOTHING] = ()
+    sub_norm: OrNone[SubNorm] = None
 
     def problems(self, width: int, context: int) -> Iterator[Problem]:
         if len(set(self.bias)) < len(self.bias):
@@ -61,9 +64,12 @@ class Mlp(Part):
                 "gate",
                 also=(("the type is set here", ("type",)),),
             )
+        for problem in self.sub_norm.problems() if self.sub_norm else ():
+            yield problem.under("sub_norm")
 
     def resolved(self, width: int) -> Mlp:
-        return self.model_copy(update={"bias": tuple(m for m in ("gate", "up", "down") if m in self.bias)})
+        bias = tuple(m for m in ("gate", "up", "down") if m in self.bias)
+        return self.model_copy(update={"bias": bias, "sub_norm": self.sub_norm.resolved() if self.sub_norm else None})
 
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
         inner = Scope(scope.width)
@@ -72,6 +78,8 @@ class Mlp(Part):
             return apply(Linear(scope.width, self.width, matrix in self.bias), inner.x[0], name=matrix, place=place)
 
         hidden, formula = self._hidden(into, place)
+        if self.sub_norm:
+            hidden, formula = self.sub_norm.of(hidden, self.width, place), f"norm({formula})"
         down = apply(Linear(self.width, scope.width, "down" in self.bias), hidden, name="down", place=place)
         doc = f"down({formula}), {self.width} wide."
         return scope.call(inner.close("MLP", down, doc), x, name=label, place=place)

@@ -1,4 +1,4 @@
-"""norm: RMSNorm and LayerNorm, and the norms of queries, keys and values."""
+"""norm: RMSNorm and LayerNorm, and the norms that stand inside other parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blockc.diagnostics.meaning import NORM_BIAS, QK_NORM, V_NORM
+from blockc.diagnostics.meaning import NORM_BIAS, QK_NORM, SUB_NORM, V_NORM
 from blockc.ir import Value, apply
 from blockc.ops import HeadGain, LayerNorm, RmsNorm
 from blockc.parts.base import Model, OrNone, Part, Problem, Scope
@@ -55,39 +55,61 @@ class Norm(Part):
 class QkNorm(Model):
     """A norm of the queries and one of the keys. Type, eps and offset are those of the layer's norm.
 
-    `over: head` norms each head by itself, with one weight that all share or with its own; `over: projection` all heads
-    at once. Of layer norms there is no bias.
+    `over: head` norms each head by itself, with one weight that all share, with its own, or with none; `over:
+    projection` all heads at once. `order` is the side of rope on which it stands.
     """
 
     over: Literal["head", "projection"]
     weights: OrNone[Literal["shared", "own"]] = None
+    order: OrNone[Literal["before_rope", "after_rope"]] = None
     type: Literal["rms", "layer"] | None = None
     eps: Annotated[float, Field(ge=0)] | None = None
+    weight: bool | None = None
+    bias: OrNone[bool] = None
     offset: OrNone[float] = None
 
     def problems(self) -> Iterator[Problem]:
-        if self.over == "head" and self.weights is None:
-            yield Problem(QK_NORM, (), "a norm over each head must say whose its weights are", "weights: shared or own")
+        if self.over == "head" and self.weights is None and self.weight is not False:
+            expected = "weights: shared or own; or weight: false"
+            yield Problem(QK_NORM, (), "a norm over each head must say whose its weights are", expected)
+        if self.weights is not None and self.weight is False:
+            message = "a norm without weight has none that heads could share"
+            yield Problem(QK_NORM, ("weights",), message, "no such key", also=(("without weight", ("weight",)),))
+        if self.over == "projection" and self.order == "after_rope":
+            message = "rope turns heads, and behind it each head is normed by itself"
+            yield Problem(QK_NORM, ("order",), message, "over: head", also=(("over", ("over",)),))
+        yield from self._bias_problems()
         if self.over == "projection" and self.weights is not None:
             message = "a norm over the projection has a weight for each of its numbers"
             yield Problem(QK_NORM, ("weights",), message, "no such key beside over: projection")
-        if self.offset and self.weights == "own":
+        if self.offset and (self.weights == "own" or self.weight is False):
             message = "offset is part of a norm whose weights are shared: (offset + weight)"
             yield Problem(QK_NORM, ("offset",), message, "offset: none")
         if self.type is None or self.eps is None:
             yield Problem(QK_NORM, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
 
-    def resolved(self) -> QkNorm:
-        return self.model_copy(update={"offset": self.offset or None})
+    def _bias_problems(self) -> Iterator[Problem]:
+        if self.type == "rms" and self.bias is not None:
+            yield Problem(QK_NORM, ("bias",), "an rms norm has no bias", "no such key beside type: rms")
+        elif self.bias and (self.weights == "own" or self.weight is False):
+            message = "a bias stands beside a weight that all heads share, or one of the whole projection"
+            yield Problem(QK_NORM, ("bias",), message, "bias: false")
+
+    def resolved(self, turned: bool) -> QkNorm:
+        """Without rope there is no other side of it."""
+        order = self.order if turned and self.order == "after_rope" else None
+        bare, bias = (False if self.weight is False else None), self.bias or None
+        return self.model_copy(update={"offset": self.offset or None, "order": order, "weight": bare, "bias": bias})
 
     def op(self, width: int, bare: bool = False) -> RmsNorm | LayerNorm:
+        bare = bare or self.weight is False
         if self.type == "layer":
-            return LayerNorm(width, self.eps or 0.0, False, bare, self.offset)
+            return LayerNorm(width, self.eps or 0.0, bool(self.bias), bare, self.offset)
         return RmsNorm(width, self.eps or 0.0, self.offset or 0.0, bare)
 
     def of_heads(self, x: Value, sizes: tuple[int, int], name: str, place: Place | None) -> Value:
         """Over each of the heads; sizes are their number and head_dim."""
-        if self.weights == "shared":
+        if self.weights != "own":
             return apply(self.op(sizes[1]), x, name=f"{name}_norm", place=place)
         x = apply(self.op(sizes[1], bare=True), x, name=f"{name}_bare_norm", place=place)
         return apply(HeadGain(*sizes), x, name=f"{name}_norm", place=place)
@@ -109,3 +131,39 @@ class VNorm(Model):
         if self.type == "layer":
             return LayerNorm(head_dim, self.eps or 0.0, False, bare=True)
         return RmsNorm(head_dim, self.eps or 0.0, 0.0, bare=True)
+
+
+class SubNorm(Model):
+    """A norm inside a part, of what its last matrix reads. Type, eps and offset are those of the layer's norm.
+
+    Source: Wang et al. 2022, sub-LayerNorm.
+    """
+
+    weight: bool
+    type: Literal["rms", "layer"] | None = None
+    eps: Annotated[float, Field(ge=0)] | None = None
+    bias: OrNone[bool] = None
+    offset: OrNone[float] = None
+
+    def problems(self) -> Iterator[Problem]:
+        if self.type is None or self.eps is None:
+            yield Problem(SUB_NORM, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
+        if self.type == "rms" and self.bias is not None:
+            yield Problem(SUB_NORM, ("bias",), "an rms norm has no bias", "no such key beside type: rms")
+        for key in ("bias", "offset"):
+            if not self.weight and getattr(self, key):
+                message = "a norm without weight has no parameters"
+                also = (("without weight", ("weight",)),)
+                yield Problem(SUB_NORM, (key,), message, f"{key}: {'false' if key == 'bias' else 'none'}", also=also)
+
+    def resolved(self) -> SubNorm:
+        return self.model_copy(update={"offset": self.offset or None, "bias": self.bias or None})
+
+    def of(self, x: Value, width: int, place: Place | None) -> Value:
+        bare = not self.weight
+        op = (
+            LayerNorm(width, self.eps or 0.0, bool(self.bias), bare, self.offset or None)
+            if self.type == "layer"
+            else RmsNorm(width, self.eps or 0.0, self.offset or 0.0, bare)
+        )
+        return apply(op, x, name="sub_norm", place=place)

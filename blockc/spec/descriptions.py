@@ -77,22 +77,32 @@ KEYS: dict[str, str] = {
     "Absent or none: they are not.",
     "Attention.sinks": "Whether each head has a learned logit that joins the softmax of its scores, and whose weight "
     "goes nowhere. true or false. Absent or none: false.",
-    "Attention.qk_norm": "A norm of the queries and one of the keys, before rope. Absent or none: none.",
+    "Attention.qk_norm": "A norm of the queries and one of the keys, before rope or behind it. Absent or none: none.",
     "Attention.v_norm": "A norm of the values of each head, without parameters. Absent or none: none.",
+    "Attention.sub_norm": "A norm of the concatenated heads, which o reads. Absent or none: none.",
     "Attention.v_from": "k: there is no matrix of values; they are the keys before their norm and rope. Absent or "
     "none: values have a matrix of their own.",
     "Attention.kv_from": "A layer kind: there are no matrices of keys and values; those of the latest earlier layer of "
     "that kind which makes its own are read. Absent or none: it makes its own.",
     "QkNorm.over": "head: each head by itself. projection: all heads at once.",
     "QkNorm.weights": "shared: one gain of head_dim numbers for all heads. own: each head has its own. Said with over: "
-    "head, refused with projection.",
-    "QkNorm.type": "rms, or layer without a bias. Absent: that of norm.",
+    "head unless weight is false, refused with projection.",
+    "QkNorm.order": "before_rope, or after_rope: heads are normed once they are turned. Absent or none: before_rope.",
+    "QkNorm.type": "rms, or layer. Absent: that of norm.",
+    "QkNorm.weight": "false: x / rms(x) or (x - mean) / std, without parameters. Absent: true.",
+    "QkNorm.bias": "Whether a layer norm adds numbers of its own, head_dim of them or those of the projection. Absent: "
+    "false.",
     "QkNorm.eps": _EPS + " Absent: that of norm.",
     "QkNorm.offset": "Number added to the gain: (offset + weight). Absent: that of norm.",
     "VNorm.over": "head: each head by itself.",
     "VNorm.weight": "false: x / rms(x) or (x - mean) / std, without parameters.",
     "VNorm.type": "rms, or layer. Absent: that of norm.",
     "VNorm.eps": _EPS + " Absent: that of norm.",
+    "SubNorm.weight": "true: a gain for each number. false: x / rms(x) or (x - mean) / std, without parameters.",
+    "SubNorm.type": "rms, or layer. Absent: that of norm.",
+    "SubNorm.eps": _EPS + " Absent: that of norm.",
+    "SubNorm.bias": "Whether a layer norm adds numbers of its own. Absent: false.",
+    "SubNorm.offset": "Number added to the gain: (offset + weight). Absent: that of norm.",
     "Rope.theta": "Base of the frequencies theta^(-2i/n) of the pairs i, in radians a token. A number above 0, such "
     "as 10000.",
     "Rope.pairing": "Which coordinates turn together. half: i and i + n/2. interleaved: 2i and 2i + 1.",
@@ -137,12 +147,13 @@ KEYS: dict[str, str] = {
     "Llama3.original": "Tokens of the context that the frequencies were trained at.",
     "Mlp.type": "The activation, and whether there is a gate. With one: swiglu (SiLU), geglu (exact GELU), "
     "geglu_tanh, reglu, reglu2 (ReLU squared), swiglu_clamped. Without: gelu, gelu_tanh, quick_gelu (x * "
-    "sigmoid(1.702 x)), relu, relu2 (squared), silu.",
+    "sigmoid(1.702 x)), relu, relu2 (squared), silu, xielu (of four numbers in each MLP).",
     "Mlp.width": "Numbers between up and down (d_ff). An integer above 0.",
     "Mlp.limit": "Of swiglu_clamped, which needs it: gate is kept below it, up between it and its negative. A number "
     "above 0.",
     "Mlp.alpha": "Of swiglu_clamped, which needs it: gate * sigmoid(alpha * gate) * (up + 1). A number above 0.",
     "Mlp.bias": "The matrices that have a bias, of gate, up, down. Absent, none or []: none of them.",
+    "Mlp.sub_norm": "A norm of what down reads. Absent or none: none.",
     "Layers.first": "Kinds of the first layers, laid once.",
     "Layers.pattern": "Kinds tiled over what lies between first and last; the last tile may be cut.",
     "Layers.last": "Kinds of the last layers, laid once.",

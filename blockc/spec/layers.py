@@ -28,7 +28,12 @@ Run = tuple[str, int]  # a kind, and how often it is laid
 Path = tuple[str, ...]
 
 LISTS = ("first", "pattern", "last")
-_TAKEN = {"qk_norm": ("type", "eps", "offset"), "v_norm": ("type", "eps")}  # what norms inside attention take over
+_NORM = ("type", "eps", "offset")
+# By part, what the norms inside it take over from the layer's.
+_TAKEN = {
+    "attention": {"qk_norm": _NORM, "v_norm": ("type", "eps"), "sub_norm": _NORM},
+    "mlp": {"sub_norm": _NORM},
+}
 SLOT = (("block",), ("norm", "placement"))  # two words for one thing: the later one replaces the other
 
 
@@ -191,20 +196,27 @@ def merge(below: Mapping, above: Mapping) -> Mapping:
 
 
 def with_norm(tree: Mapping) -> Mapping:
-    """A layer's tree in which the norms inside attention say what they take over from the layer's norm."""
-    attention, norm = (tree.entries[key].value if key in tree.entries else None for key in ("attention", "norm"))
-    if not (isinstance(attention, Mapping) and isinstance(norm, Mapping)):
+    """A layer's tree in which the norms inside its parts say what they take over from the layer's norm."""
+    norm = tree.entries["norm"].value if "norm" in tree.entries else None
+    if not isinstance(norm, Mapping):
         return tree
+    parts = {key: entry for key in _TAKEN if (entry := tree.entries.get(key))}
+    made = {
+        key: Entry(entry.key, Mapping(said, entry.value.place))
+        for key, entry in parts.items()
+        if isinstance(entry.value, Mapping) and (said := _norms_inside(entry.value, norm, _TAKEN[key]))
+    }
+    return merge(tree, Mapping(made, tree.place)) if made else tree
+
+
+def _norms_inside(part: Mapping, norm: Mapping, taken: dict[str, Path]) -> dict[str, Entry]:
     said: dict[str, Entry] = {}
-    for key, taken in _TAKEN.items():
-        own = attention.entries.get(key)
+    for key, words in taken.items():
+        own = part.entries.get(key)
         if own and isinstance(own.value, Mapping):
-            base = Mapping({k: e for k, e in norm.entries.items() if k in taken}, norm.place)
+            base = Mapping({k: e for k, e in norm.entries.items() if k in words}, norm.place)
             said[key] = Entry(own.key, merge(base, own.value))
-    if not said:
-        return tree
-    inner = Mapping(said, attention.place)
-    return merge(tree, Mapping({"attention": Entry(tree.entries["attention"].key, inner)}, tree.place))
+    return said
 
 
 def _retyped(below: Mapping, above: Mapping) -> bool:

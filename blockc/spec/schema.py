@@ -6,7 +6,7 @@ At the top the required ones are, where `layers` is absent. What depends on two 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -122,6 +122,11 @@ def _clashes(definitions: Json) -> None:
     """Keys and words that never stand together, whichever storey says the rest."""
     for norm in ("Norm", "NormKeys"):
         definitions[norm]["allOf"] = [_where("type", ["rms"], {"not": {"required": ["bias"]}})]
+    for norm in ("QkNorm", "SubNorm"):
+        definitions[norm]["allOf"] = [
+            _where("type", ["rms"], {"not": {"required": ["bias"]}}),
+            _where("weight", [False], {"properties": {"bias": {"enum": [False]}}}),
+        ]
     plain = [word for word, (_, gated) in TYPES.items() if not gated]
     ungated = {"properties": {"bias": {"not": {"contains": {"const": "gate"}}}}}
     definitions["Mlp"]["allOf"] = [_where("type", plain, ungated)]
@@ -129,7 +134,7 @@ def _clashes(definitions: Json) -> None:
         definitions[part]["properties"]["bias"]["anyOf"][0]["uniqueItems"] = True
 
 
-def _where(key: str, words: list[str], then: Json) -> Json:
+def _where(key: str, words: Sequence[str | bool], then: Json) -> Json:
     return {"if": {"required": [key], "properties": {key: {"enum": words}}}, "then": then}
 
 

@@ -14,6 +14,7 @@ FOREIGN = {
     "d_head": "attention.head_dim", "d_kv": "attention.head_dim", "attention_head_dim": "attention.head_dim",
     "query_pre_attn_scalar": "attention.scale (its -0.5th power)",
     "use_qk_norm": "attention.qk_norm", "qk_layernorm": "attention.qk_norm",
+    "attn_sub_norm": "attention.sub_norm", "ffn_sub_norm": "mlp.sub_norm",
     "attention_bias": "attention.bias, a list of q k v o",
     "sliding_window": "attention.window", "sliding_window_size": "attention.window",
     "attn_logit_softcapping": "attention.softcap", "final_logit_softcapping": "head.softcap",
@@ -46,7 +47,6 @@ FOREIGN = {
 RESERVED = """
     encoder decoder cross_attention conv mamba delta relative_bias streams side_inputs
     output_gate latent experts
-    qk_norm.order
 """.split()  # noqa: SIM905 - a table, not a list
 
 

@@ -117,25 +117,49 @@ def attentions(draw: st.DrawFn, width: int, context: int, norm: Keys | None, cau
     if maybe(draw, 0.3):
         over = draw(st.sampled_from(["head", "projection"]))
         keys["qk_norm"] = {"over": over}
-        if over == "head":
+        bare = maybe(draw, 0.2)
+        if bare:
+            keys["qk_norm"]["weight"] = False
+        elif over == "head":
             keys["qk_norm"]["weights"] = draw(st.sampled_from(["shared", "own"]))
+        if over == "head" and maybe(draw, 0.3):
+            keys["qk_norm"]["order"] = "after_rope"
         if norm is None or maybe(draw, 0.2):
             keys["qk_norm"] |= {"type": draw(st.sampled_from(["rms", "layer"])), "eps": draw(EPS)}
-        if keys["qk_norm"].get("weights") == "own":
+        shared = not bare and keys["qk_norm"].get("weights") != "own"
+        if not shared:
             keys["qk_norm"]["offset"] = "none"
+        if shared and keys["qk_norm"].get("type") == "layer" and maybe(draw):
+            keys["qk_norm"]["bias"] = True
     if maybe(draw, 0.2):
         keys["v_norm"] = {"over": "head", "weight": False}
         if norm is None or maybe(draw, 0.2):
             keys["v_norm"] |= {"type": draw(st.sampled_from(["rms", "layer"])), "eps": draw(EPS)}
     if "v" not in bias and maybe(draw, 0.2):
         keys["v_from"] = "k"
+    if maybe(draw, 0.2):
+        keys["sub_norm"] = draw(sub_norms(norm))
     return keys
+
+
+@st.composite
+def sub_norms(draw: st.DrawFn, norm: Keys | None) -> Keys:
+    """Of type and eps of its own where there is no norm to take them from, or the norm's."""
+    if norm is not None and maybe(draw):
+        kind, own = norm["type"], {}
+    else:
+        kind = draw(st.sampled_from(["rms", "layer"]))
+        own = {"type": kind, "eps": draw(EPS)}
+    keys: Keys = {"weight": draw(st.booleans()), **own}
+    if not keys["weight"]:
+        keys["offset"] = "none"
+    return keys | ({"bias": True} if keys["weight"] and kind == "layer" and maybe(draw) else {})
 
 
 @st.composite
 def mlps(draw: st.DrawFn) -> Keys:
     gated = ["swiglu", "geglu", "geglu_tanh", "reglu", "reglu2"]
-    plain = ["gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu"]
+    plain = ["gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu", "xielu"]
     kind = draw(st.sampled_from(gated + plain))
     keys: Keys = {"type": kind, "width": draw(st.integers(1, 64))}
     if bias := some(draw, ["gate", "up", "down"] if "glu" in kind else ["up", "down"]):
@@ -219,10 +243,10 @@ def whole_norm(norm: Keys) -> Keys:
 
 def whole(attention: Keys, width: int) -> Keys:
     """With `none` for what it does not say, as a part takes the rest from the layer's key of its name."""
-    said = ("window", "scale", "softcap", "clip", "bias", "rope", "alibi", "qk_norm", "v_norm", "v_from")
+    said = ("window", "scale", "softcap", "clip", "bias", "rope", "alibi", "qk_norm", "v_norm", "sub_norm", "v_from")
     absent = dict.fromkeys(said, "none")
     made: Keys = {**absent, "kv_heads": attention["heads"], "head_dim": width // attention["heads"], **attention}
-    for key, words in (("rope", ("dims", "pairs", "scaling")), ("qk_norm", ("weights",))):
+    for key, words in (("rope", ("dims", "pairs", "scaling")), ("qk_norm", ("weights", "order", "bias"))):
         if made[key] != "none":
             made[key] = dict.fromkeys(words, "none") | made[key]
     return made

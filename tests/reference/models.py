@@ -25,7 +25,7 @@ from blockc.shrink import shrink
 from blockc.source import parse
 from blockc.spec import Spec, from_tree, load, resolved
 from blockc.weights import group_sizes, layout, pack, random_parameters, rules
-from tests.reference import decoders, kin, placed, plain, scaled
+from tests.reference import decoders, inner, kin, placed, plain, scaled
 from tests.reference.ropes import rope
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
@@ -91,7 +91,7 @@ def transformers_model(config: Any, packed: Params, dtype: torch.dtype = torch.f
 
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix="outside-") as folder:
-        save_file({n: np.ascontiguousarray(a, np.float32) for n, a in packed.items()}, f"{folder}/model.safetensors")
+        save_file({n: np.asarray(a, np.float32, order="C") for n, a in packed.items()}, f"{folder}/model.safetensors")
         config.save_pretrained(folder)
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation="eager", local_files_only=True, output_loading_info=True
@@ -357,14 +357,17 @@ def by_hand(keys: Keys, params: Params) -> Logits:
 
 OUTSIDE = {
     "afm-4.5b": Outside("transformers", 5e-6, seed=81, config=kin.arcee, family="llama"),
+    "apertus-8b": Outside("transformers", 5e-6, seed=90, config=inner.apertus, family="apertus"),
     "baichuan-13b": Outside("numpy", 1e-11, seed=70, plain=plain.baichuan, family="baichuan"),
     "baichuan-7b": Outside("numpy", 1e-11, seed=41, plain=plain.baichuan, family="baichuan"),
+    "bitnet-2b": Outside("transformers", 5e-6, seed=91, config=inner.bitnet, family="bitnet"),
     "block-4x4": Outside("numpy", 1e-12, seed=1, plain=by_hand),
     "bloom-560m": Outside("transformers", 5e-6, seed=71, config=placed.bloom, family="bloom"),
     "codegen-350m": Outside("transformers", 5e-6, seed=82, config=kin.codegen, family="codegen"),
     "command-r-35b": Outside("transformers", 5e-6, seed=61, config=scaled.cohere, family="cohere"),
     "command-r-plus": Outside("transformers", 5e-6, seed=66, config=scaled.cohere, family="cohere"),
     "command-r7b": Outside("transformers", 5e-6, seed=62, config=scaled.cohere2, family="cohere"),
+    "ernie4.5-0.3b": Outside("transformers", 5e-6, seed=92, config=inner.ernie, family="llama"),
     "falcon-40b": Outside("transformers", 5e-6, seed=42, config=decoders.falcon, family="falcon"),
     "falcon-7b": Outside("transformers", 5e-6, seed=43, config=decoders.falcon, family="falcon"),
     "gemma-2b": Outside("transformers", 5e-6, seed=44, config=decoders.gemma, family="llama"),
@@ -379,6 +382,7 @@ OUTSIDE = {
     "gpt3-175b": Outside("transformers", 1e-11, seed=4, config=gpt2, family="gpt2"),
     "granite3.0-8b": Outside("transformers", 5e-6, seed=63, config=scaled.granite, family="llama"),
     "helium1-preview-2b": Outside("transformers", 5e-6, seed=83, config=kin.helium, family="llama"),
+    "hy-mt2-7b": Outside("transformers", 5e-6, seed=93, config=inner.hunyuan, family="hunyuan"),
     "internlm2-7b": Outside("numpy", 1e-11, seed=48, plain=plain.internlm2, family="internlm2"),
     "llama3-70b": Outside("transformers", 5e-6, seed=5, config=llama, family="llama"),
     "llama3-8b": Outside("transformers", 5e-6, seed=6, config=llama, family="llama"),
@@ -393,6 +397,7 @@ OUTSIDE = {
     "olmo3-7b": Outside("transformers", 5e-6, seed=75, config=placed.olmo3, family="olmo2"),
     "opt-125m": Outside("transformers", 5e-6, seed=20, config=placed.opt, family="opt"),
     "opt-350m": Outside("transformers", 5e-6, seed=65, config=placed.opt, family="opt-post"),
+    "persimmon-8b": Outside("transformers", 5e-6, seed=94, config=inner.persimmon, family="persimmon"),
     "phi-2": Outside("transformers", 5e-6, seed=17, config=phi, family="phi"),
     "phi-4-mini": Outside("transformers", 5e-6, seed=77, config=placed.phi4_mini, family="phi3"),
     "phi3-mini-4k": Outside("transformers", 5e-6, seed=50, config=decoders.phi3, family="phi3"),

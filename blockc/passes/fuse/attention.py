@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
+from types import UnionType
 from typing import TypeVar
 
 from blockc.ir import Node, Value, node
@@ -43,13 +44,18 @@ OpT = TypeVar("OpT")
 
 @dataclass(frozen=True)
 class _Heads:
-    """Queries, keys or values on their way to an attention, from flat: split, perhaps normalised and turned."""
+    """Queries, keys or values on their way to an attention, from flat: split, perhaps normalised and turned.
+
+    `behind` are heads that are normed once they are turned, which is no order of the kernel's: it reads them as they
+    are, made flat again.
+    """
 
     flat: Value
     split: SplitHeads
     norm: Node | None = None
     gain: Node | None = None
     rotary: Node | None = None
+    behind: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -141,14 +147,20 @@ def _match(rewrite: Rewrite, n: Node) -> _Matched:
 
 
 def _heads(value: Value) -> _Heads:
-    rotary = value.node if isinstance(value.node.op, Rotary) else None
-    value = value if rotary is None else rotary.inputs[0]
-    gain = value.node if isinstance(value.node.op, HeadGain) else None
-    value = value if gain is None else gain.inputs[0]
-    norm = value.node if isinstance(value.node.op, RmsNorm | LayerNorm) else None
-    value = value if norm is None else norm.inputs[0]
+    whole = value
+    value, rotary = _through(value, Rotary)
+    value, gain = _through(value, HeadGain)
+    value, norm = _through(value, RmsNorm | LayerNorm)
+    value, first = _through(value, Rotary) if norm and not rotary else (value, None)
     split = _made(value, SplitHeads, f"{value.node.op.name} stands between its heads and the kernel")
+    if first is not None:
+        return _Heads(split.inputs[0], _of(SplitHeads, split), behind=whole)
     return _Heads(split.inputs[0], _of(SplitHeads, split), norm, gain, rotary)
+
+
+def _through(value: Value, op: type | UnionType) -> tuple[Value, Node | None]:
+    """What such a node reads, and the node; or the value itself."""
+    return (value.node.inputs[0], value.node) if isinstance(value.node.op, op) else (value, None)
 
 
 def _made(value: Value, op: type, why: str) -> Node:
@@ -224,6 +236,9 @@ def _put(rewrite: Rewrite, m: _Matched, op: GroupQueryAttention | RowQueryAttent
 
 
 def _normalised(rewrite: Rewrite, heads: _Heads) -> Value:
+    if heads.behind is not None:
+        (value,), last = rewrite.now(heads.behind), heads.behind.node
+        return node(MergeHeads(), value, name=f"{last.name}.flat", place=last.place)[0]
     flat = rewrite.new[heads.flat]
     if heads.norm is None:
         return flat
