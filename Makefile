@@ -55,7 +55,7 @@ golden: $(VENV)/.test
 	$(BIN)/python -m tests.bad.renew
 
 generated: $(VENV)/.demo
-	printf '%s\n' specs/*.yaml | xargs -n 1 -P $$(getconf _NPROCESSORS_ONLN) $(BIN)/blockc build
+	printf '%s\n' specs/*.yaml | xargs -n 1 -P $$(getconf _NPROCESSORS_ONLN) $(BIN)/blockc build --force
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -195,6 +195,7 @@ def build(
     runtime: folder.Runtime | None = None,
     deep: bool = False,
     adapters: Sequence[Path | str] = (),
+    force: bool = False,
 ) -> Built:
     """Writes model.py, model.onnx, graph.txt, report.json, spec.resolved.yaml, verify.json, manifest.json to `out`.
 
@@ -210,7 +211,14 @@ def build(
     `target` says what model.onnx is for: any runtime, or a provider of onnxruntime in its own operators; the float type
     that it computes in; whose logits it gives; and how it holds its cache. `runtime` genai adds the files with which
     onnxruntime-genai loads the folder; raises GenaiError where it would not run.
+
+    Files in `out` that no build left there are not replaced, unless `force` is given: raises FolderError. Whatever is
+    given, no file is touched whose name no build writes.
     """
+    if out is not None and not str(out):
+        raise folder.FolderError("the folder to build into has an empty name: say . for the one you are in")
+    place = Path(out) if out else Path("generated") / model.spec.name
+    folder.refuse_place(place, None if weights is None else Path(weights))
     if target.provider == "cuda":
         _refuse_far(model.spec.top.context)
     if why := model.refuses(target):
@@ -219,11 +227,12 @@ def build(
     if planned is not None and planned.mode == "pack" and target.provider is not None:
         target = replace(target, packed=True)
         planned = replace(planned, joined=model.parts(target))
-    proved = prove(twin(model), targets=targets_of(target)) if proof or require_proof else None
+    proof = proof or require_proof
+    output = folder.prepared(model, place, planned, proof, runtime, force)
+    proved = prove(twin(model), targets=targets_of(target)) if proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
         raise NotProvedError(proved)
-    place = Path(out) if out else Path("generated") / model.spec.name
-    written = folder.write(model, place, target, proved, planned, runtime, deep)
+    written = folder.write(model, output, target, proved, planned, runtime, deep)
     notes = (*written.notes, *_not_run(target), *_left_unfused(model, target), *_cut_short(model, runtime))
     return Built(written.files, proved, notes)
 

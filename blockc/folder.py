@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +16,28 @@ from typing import Any, Literal
 import blockc
 from blockc.checkpoint import linked_checkpoint
 from blockc.compile import Compiled, compiled
+from blockc.genai import CONFIG
 from blockc.genai import files as genai_files
 from blockc.ir import parameters
+from blockc.jsonfile import bounded
+from blockc.manifest import (
+    MANIFEST,
+    MODEL,
+    PROOF,
+    SPEC,
+    Data,
+    FolderError,
+    Manifest,
+    Source,
+    Versions,
+    Weights,
+    digest_of,
+    is_source,
+    misstated,
+    read,
+    stated,
+)
+from blockc.ownership import Output
 from blockc.plan import DATA, Plan, Reference, cannot_link, joined_references, link, packed_references
 from blockc.plan import plan as make_plan
 from blockc.plan import write as write_data
@@ -23,14 +45,12 @@ from blockc.proof import Proof, prove, targets_of
 from blockc.safetensors import Stored, shown
 from blockc.shrink import shrink
 from blockc.spec import load
-from blockc.staging import MANIFEST, FolderError, commit, settle, staging
-from blockc.target import Dtype, Target, target_of
-from blockc.weights import CheckpointError
+from blockc.staging import commit, ready, staging, unfinished
+from blockc.target import Dtype, Target
 
 Runtime = Literal["genai"]
-PROOF = "verify.json"
 COUNTED = {"portable": Target(), "cpu": Target("cpu"), "cuda": Target("cuda", "fp16")}
-MAX_MANIFEST = 1 << 24  # bytes
+MAX_MODEL = 1 << 31  # bytes of model.onnx; as many as the format allows
 RUNNABLE = 30_000_000  # parameters up to which a build's own files are run; above, its twin's
 
 
@@ -56,9 +76,51 @@ class Written:
     notes: tuple[str, ...] = ()
 
 
+def refuse_place(out: Path, weights: Path | None) -> None:
+    """Before anything is read. Raises OSError where no folder can be, FolderError where the checkpoint lies."""
+    if out.is_symlink() and not out.exists():
+        raise FileNotFoundError(
+            errno.ENOENT, f"a link to {os.readlink(out)}, which is not there: remove it, or choose a folder", str(out)
+        )
+    stands = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not stands.is_dir():
+        why = "a file, where a folder is wanted: choose another with --out"
+        raise NotADirectoryError(errno.ENOTDIR, why, str(stands))
+    if weights is None:
+        return
+    here, held = out.resolve(), (weights if weights.is_dir() else weights.absolute().parent).resolve()
+    if here == held:
+        raise FolderError(f"{out}: is the checkpoint's own folder: build elsewhere, with --out DIR")
+    if held.is_relative_to(here):
+        raise FolderError(f"{out}: the checkpoint lies in it, at {weights}: build elsewhere, with --out DIR")
+    if weights.is_dir() and here.is_relative_to(held):
+        raise FolderError(f"{out}: lies in the checkpoint's folder {weights}: build elsewhere, with --out DIR")
+
+
+def prepared(
+    model: Compiled, out: Path, plan: Plan | None, proof: bool, runtime: Runtime | None, force: bool
+) -> Output:
+    """The output that a build will have, with as much of it as is known before anything is proved or packed.
+
+    Raises FolderError where files would be lost.
+    """
+    coming: dict[str, bytes | Path | None] = {name: text.encode() for name, text in texts(model).items()}
+    coming |= dict.fromkeys([MODEL, *([PROOF] if proof else []), *([CONFIG] if runtime else [])])
+    if plan is not None:
+        coming |= plan.checkpoint.companions
+        coming |= _links(plan) | (dict.fromkeys([DATA]) if plan.packed else {})
+    output = Output(out, coming | {MANIFEST: None}, force)
+    ready(output)
+    return output
+
+
+def _links(plan: Plan) -> dict[str, Path]:
+    return {facts.path.name: facts.path for facts in plan.links}
+
+
 def write(
     model: Compiled,
-    out: Path,
+    out: Path | Output,
     target: Target,
     proof: Proof | None,
     plan: Plan | None = None,
@@ -67,41 +129,35 @@ def write(
 ) -> Written:
     """Writes the build, its weights by the plan if there is one, and what a runtime wants beside it. All or nothing.
 
-    `deep` writes the digest of each linked tensor down.
+    `deep` writes the digest of each linked tensor down. Raises FolderError where files would be lost.
     """
-    if plan is not None and out.exists() and out.samefile(plan.checkpoint.folder):
-        raise FolderError(f"{out} is the checkpoint's own folder: build elsewhere")
+    output = out if isinstance(out, Output) else Output(out, {})
     files: dict[str, bytes] = {name: text.encode() for name, text in texts(model).items()}
     if proof is not None:
         files[PROOF] = _json(proof.data())
     if runtime is not None:
         files |= _for_genai(model, target, plan)
-    with staging(out) as stage:
-        plan, weights = (None, None) if plan is None else _weights(plan, stage, deep)
-        files["model.onnx"] = _onnx(model, target, None if plan is None else plan.references)
+    with staging(output.folder) as stage:
+        plan, weights = (None, None) if plan is None else _weights(plan, stage, output.folder, deep)
+        files[MODEL] = _onnx(model, target, None if plan is None else plan.references)
         files |= plan.checkpoint.companions if plan else {}
-        manifest = {
+        said: dict[str, Any] = stated(model, target) | {
             "versions": versions(),
-            "name": model.spec.name,
-            "semantic_hash": model.decoder.semantic_hash,
-            "parameters": model.parameters,
-            "target": asdict(target),
-            "padding": model.padding(target),
-            "by_length": [asdict(side) for side in model.sides],
             "files": {name: digest(data) for name, data in sorted(files.items())},
+            **({} if weights is None else {"weights": weights}),
         }
-        large = [facts.path.name for facts in plan.links] if plan else []
-        if weights is not None:
-            manifest["weights"] = weights
-            large += [DATA] if weights["data"] else []
-        files[MANIFEST] = _json(manifest)
+        manifest = Manifest(**said)
+        files[MANIFEST] = manifest.written()
+        large: dict[str, Path | None] = {} if plan is None else {**_links(plan)}
+        large |= {DATA: None} if manifest.data else {}
         for name, data in files.items():
             (stage / name).write_bytes(data)
-        commit(stage, out, [*large, *files], surplus=(PROOF, DATA))
-    return Written(tuple(out / name for name in (*files, *large)), plan.notes if plan else ())
+        names = (*large, *files)
+        commit(stage, replace(output, coming={**large, **files}), names)
+    return Written(tuple(output.folder / name for name in (*files, *large)), plan.notes if plan else ())
 
 
-def _weights(plan: Plan, stage: Path, deep: bool) -> tuple[Plan, dict[str, Any]]:
+def _weights(plan: Plan, stage: Path, out: Path, deep: bool) -> tuple[Plan, Weights]:
     """Links and packs into the staging folder. (The plan as it went; what the manifest says of it.)"""
     try:
         link(plan, stage)
@@ -113,13 +169,14 @@ def _weights(plan: Plan, stage: Path, deep: bool) -> tuple[Plan, dict[str, Any]]
         why = f"the weights cannot be linked from where they lie ({error.strerror}): packed"
         plan = replace(plan, mode="pack", notes=(*plan.notes, why))
     digests: dict[str, str] | None = {} if deep else None
-    data = write_data(plan, stage / DATA, digests)
-    sources = [facts.facts for facts in plan.links]
-    return plan, {
-        "mode": plan.mode,
-        "sources": sources,
-        "data": {"name": DATA, "size": data.size, "sha256": data.sha256} if data else None,
-    } | ({} if digests is None else {"tensors": digests})
+    try:
+        written = write_data(plan, stage / DATA, digests)
+    except OSError as error:  # a write has no name in it
+        raise OSError(error.errno, error.strerror, error.filename or str(out / DATA)) from None
+    data = Data(name=DATA, size=written.size, sha256=written.sha256) if written else None
+    sources = tuple(map(Source.of, plan.links))
+    made = Weights(mode=plan.mode, sources=sources, data=data)
+    return plan, made if digests is None else Weights(mode=plan.mode, sources=sources, data=data, tensors=digests)
 
 
 def _for_genai(model: Compiled, target: Target, plan: Plan | None) -> dict[str, bytes]:
@@ -144,9 +201,8 @@ def _json(data: Any) -> bytes:
     return (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
 
 
-def versions() -> dict[str, str]:
-    """Of blockc and of what model.onnx is computed and written with: another one may give other bytes."""
-    return {"blockc": blockc.__version__} | {name: version(name) for name in ("numpy", "onnx")}
+def versions() -> Versions:
+    return Versions(blockc=blockc.__version__, numpy=version("numpy"), onnx=version("onnx"))
 
 
 def digest(data: bytes) -> str:
@@ -163,60 +219,79 @@ class Checked:
 
 
 def check(folder: Path, deep: bool = False) -> Checked:
-    """The manifest, then the proof: of a build small enough the model.onnx is run as it lies there.
+    """Everything that the manifest states, then the proof. Nothing is written.
 
-    A larger one, and one with weights, must be, byte for byte, what its spec gives now, and its twin is run in its
-    stead; with weights it must also open. model.py must be that of its spec always: no other Python is run. `deep`
-    reads every linked tensor too, and compares what it holds.
+    Of a build small enough the model.onnx is run as it lies there. A larger one, and one with weights, must be, byte
+    for byte, what its spec gives now, and its twin is run in its stead; with weights it must also open. The text files
+    must be those of the spec always: no other Python is run. `deep` reads every linked tensor too, and compares what it
+    holds.
     """
-    settle(folder)
-    manifest = _manifest(folder)
-    files, weights, target = manifest["files"], manifest.get("weights"), manifest["target"]
-    changed = [name for name, hash_ in files.items() if _digest_of(folder / name) != hash_]
-    if weights is not None:
-        changed += _changed_weights(folder, weights)
+    if unfinished(folder):
+        raise FolderError(f"{folder}: a build was interrupted here: `blockc build` into it again carries it on")
+    manifest = read(folder)
+    weights, target = manifest.weights, manifest.target
+    changed = [name for name, hash_ in manifest.files.items() if digest_of(folder / name) != hash_]
+    changed += _changed_weights(folder, manifest)
     if deep and weights is not None and not changed:
         changed += _changed_tensors(folder, weights)
     if changed:
         return Checked(tuple(changed), (), None)
-    _refuse_strange(folder, weights)
-    model = compiled(load(folder / "spec.resolved.yaml"))
-    if digest(model.model_py().encode()) != files["model.py"]:
-        return Checked((), ("model.py",), None)
+    onnx = bounded(folder / MODEL, MAX_MODEL)
+    _refuse_strange(folder, manifest, onnx)
+    model = compiled(load(folder / SPEC))
+    unlike = [name for name, text in texts(model).items() if digest(text.encode()) != manifest.files[name]]
+    unlike += [f"{MANIFEST}: {key}" for key in _misstated(manifest, model, onnx)]
+    if unlike:
+        return Checked((), tuple(unlike), None)
     if weights is None and model.parameters <= RUNNABLE:
-        onnx = (folder / "model.onnx").read_bytes()
-        return Checked((), (), prove(model, folder / "model.py", (target, onnx), targets_of(target)))
-    references = None if weights is None else _references(model, folder, weights, target)
-    now = {name: text.encode() for name, text in texts(model).items()}
-    now["model.onnx"] = _onnx(model, target, references)
-    unlike = tuple(name for name, data in now.items() if name in files and digest(data) != files[name])
-    if not unlike and weights is not None:
-        _open(folder / "model.onnx", target.dtype)
-    return Checked((), unlike, None if unlike else prove(compiled(shrink(model.spec))))
+        return _run(model, folder, target, onnx)
+    references = None if weights is None else _references(model, folder, manifest)
+    if digest(_onnx(model, target, references)) != manifest.files[MODEL]:
+        return Checked((), (MODEL,), None)
+    if weights is not None:
+        _open(folder / MODEL, target.dtype)
+    return Checked((), (), prove(compiled(shrink(model.spec))))
 
 
-def _changed_weights(folder: Path, weights: dict[str, Any]) -> list[str]:
-    """Files of weights that are not those of the manifest. What was linked goes by its size, time and header."""
-    changed: list[str] = []
-    for facts in weights["sources"]:
-        try:
-            (now,) = linked_checkpoint(folder, [facts["name"]]).files
-        except CheckpointError:
-            changed.append(facts["name"])
-        else:
-            changed += [] if now.facts == facts else [facts["name"]]
-    if (data := weights["data"]) is not None and _digest_of(folder / data["name"]) != data["sha256"]:
-        changed.append(data["name"])
+def _run(model: Compiled, folder: Path, target: Target, onnx: bytes) -> Checked:
+    """The files as they lie there. What they are fed with goes by the target, so that must be the graph's."""
+    from blockc.emit.external import operators, signature
+
+    wanted = _onnx(model, target, None)
+    if signature(onnx) != signature(wanted):
+        return Checked((), (MODEL,), None)
+    proof = prove(model, folder / "model.py", (target, onnx), targets_of(target))
+    other = proof.holds and operators(onnx) != operators(wanted)
+    return Checked((), (MODEL,), None) if other else Checked((), (), proof)
+
+
+def _misstated(manifest: Manifest, model: Compiled, onnx: bytes) -> list[str]:
+    """The statements, by key, that are not what the spec, the layout and the graph say."""
+    from blockc.emit.external import metadata
+
+    found = list(misstated(manifest, model))
+    if metadata(onnx).get("blockc.version") != manifest.versions.blockc:
+        found.append("versions.blockc")
+    return found
+
+
+def _changed_weights(folder: Path, manifest: Manifest) -> list[str]:
+    """Files of weights that are not those of the manifest. What was linked goes by its size and header."""
+    changed = [source.name for source in manifest.sources if not is_source(folder, source)]
+    if data := manifest.data:
+        path = folder / data.name
+        if not path.is_file() or path.stat().st_size != data.size or digest_of(path) != data.sha256:
+            changed.append(data.name)
     return changed
 
 
-def _changed_tensors(folder: Path, weights: dict[str, Any]) -> list[str]:
-    """What a linked file's size, time and header do not tell: the tensors whose bytes are others."""
-    if not isinstance(weights.get("tensors"), dict):
+def _changed_tensors(folder: Path, weights: Weights) -> list[str]:
+    """What a linked file's size and header do not tell: the tensors whose bytes are others."""
+    if weights.tensors is None:
         raise FolderError(f"{folder / MANIFEST}: holds no digests of linked tensors: build the folder with --deep")
-    tensors = linked_checkpoint(folder, [source["name"] for source in weights["sources"]]).tensors
+    tensors = linked_checkpoint(folder, [source.name for source in weights.sources]).tensors
     changed: list[str] = []
-    for name, hash_ in weights["tensors"].items():
+    for name, hash_ in weights.tensors.items():
         stored, now = tensors.get(name), hashlib.sha256()
         for part in stored.raw() if isinstance(stored, Stored) else ():
             now.update(part.data)
@@ -225,28 +300,38 @@ def _changed_tensors(folder: Path, weights: dict[str, Any]) -> list[str]:
     return changed
 
 
-def _refuse_strange(folder: Path, weights: dict[str, Any] | None) -> None:
-    """A model may name no file but those of its build, and those lie in its folder. Raises FolderError."""
+def _refuse_strange(folder: Path, manifest: Manifest, onnx: bytes) -> None:
+    """A model may name no file but those of its build, which were compared. Raises FolderError."""
     from blockc.emit.external import locations
 
-    known = {source["name"] for source in weights["sources"]} if weights else set[str]()
-    known |= {DATA} if weights and weights["data"] else set()
-    for location in sorted(locations((folder / "model.onnx").read_bytes())):
+    known = {*manifest.names} - {*manifest.files}
+    for location in sorted(locations(onnx)):
         if location not in known:
-            raise FolderError(f"{folder / 'model.onnx'}: names external data that is not of the build: {location!r}")
-        if (folder / location).resolve().parent != folder.resolve():
-            raise FolderError(f"{folder / location}: a link that leaves the folder")
+            raise FolderError(f"{folder / MODEL}: names external data that is not of the build: {location!r}")
 
 
-def _references(model: Compiled, folder: Path, weights: dict[str, Any], target: Target) -> dict[str, Reference]:
-    """Where the parameters must lie: by the headers of what was linked, else one after another."""
-    if weights["mode"] == "pack":
+def _references(model: Compiled, folder: Path, manifest: Manifest) -> dict[str, Reference]:
+    """Where the parameters must lie: by the headers of what was linked, else one after another.
+
+    Raises FolderError where the manifest says otherwise.
+    """
+    weights, target = manifest.weights, manifest.target
+    assert weights is not None
+    if weights.mode == "pack":
         shapes = {path: param.shape for path, param in parameters(model.function).items()}
         parts = model.parts(target)
         laid = packed_references(shapes, target.dtype, parts)
-        return laid | joined_references(laid, parts)
-    checkpoint = linked_checkpoint(folder, [source["name"] for source in weights["sources"]])
-    return make_plan(model.function, checkpoint, model.spec.top.checkpoint, "link", target.dtype).references
+        found, linked = laid | joined_references(laid, parts), set[str]()
+    else:
+        checkpoint = linked_checkpoint(folder, [source.name for source in weights.sources])
+        planned = make_plan(model.function, checkpoint, model.spec.top.checkpoint, "link", target.dtype)
+        found, linked = planned.references, {planned.sources[path].name for path in planned.linked}
+    end = max((r.offset + r.length for r in found.values() if r.location == DATA), default=0)
+    if end != (weights.data.size if weights.data else 0):
+        raise FolderError(f"{folder / MANIFEST}: weights.data: its parameters end at byte {end}")
+    if weights.tensors is not None and weights.tensors.keys() != linked:
+        raise FolderError(f"{folder / MANIFEST}: weights.tensors: not the tensors that are linked")
+    return found
 
 
 def _open(path: Path, dtype: Dtype) -> None:
@@ -263,32 +348,3 @@ def _open(path: Path, dtype: Dtype) -> None:
         onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base
         raise FolderError(f"{path}: onnxruntime does not open it: {str(error).splitlines()[0][:300]}") from None
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    try:
-        if (folder / MANIFEST).stat().st_size > MAX_MANIFEST:
-            raise FolderError(f"{folder / MANIFEST}: larger than {MAX_MANIFEST} bytes")
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        named = {str(name) for name in manifest["files"]}
-        manifest["target"] = target_of(manifest["target"])
-        weights = manifest.get("weights")
-        if weights is not None:
-            large = [*weights["sources"], *([weights["data"]] if weights["data"] else [])]
-            named |= {str(entry["name"]) for entry in large}
-    except FileNotFoundError:
-        raise FolderError(f"{folder}: no {MANIFEST}, so no finished build") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise FolderError(f"{folder / MANIFEST}: not a manifest") from None
-    if strange := sorted(name for name in named if Path(name).name != name):
-        raise FolderError(f"{folder / MANIFEST}: names a file outside the folder: {strange[0]}")
-    if absent := sorted({"model.py", "model.onnx", "spec.resolved.yaml"} - named):
-        raise FolderError(f"{folder / MANIFEST}: names no {absent[0]}")
-    return manifest
-
-
-def _digest_of(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

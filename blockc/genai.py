@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from blockc.errors import BlockcError
+from blockc.jsonfile import FileError, parsed
 from blockc.target import Provider
 
 if TYPE_CHECKING:
@@ -203,9 +204,6 @@ def _read(companions: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if name not in companions:
         return {}
     try:
-        data = json.loads(companions[name])
-    except ValueError:
-        data = None
-    if not isinstance(data, dict):
-        raise GenaiError(f"{name} of the checkpoint is no JSON object")
-    return data
+        return parsed(companions[name], f"{name} of the checkpoint")
+    except FileError as error:
+        raise GenaiError(str(error)) from None

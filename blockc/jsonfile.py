@@ -7,6 +7,7 @@ Infinity or 1e400 passed on, and a value of another type met far from here. So a
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -46,7 +47,7 @@ def json_object(path: Path, most: int = MOST) -> dict[str, Any]:
 def parsed(data: bytes, name: str) -> dict[str, Any]:
     """Bytes that are one JSON object; a number that JSON has not, such as NaN, is refused. Raises FileError."""
     try:
-        value = json.loads(data, parse_constant=_refused)
+        value = json.loads(data, parse_constant=_refused, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         why = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise FileError(f"{name}: not JSON: {why}") from None
@@ -66,5 +67,11 @@ def typed(path: Path, model: type[Model], most: int = MOST) -> Model:
         raise FileError("\n  ".join([f"{path}: not as blockc writes it:", *listed(faults)])) from None
 
 
+def _finite(word: str) -> float:
+    """1e400 is a number of JSON, and none of ours."""
+    number = float(word)
+    return number if math.isfinite(number) else _refused(word)
+
+
 def _refused(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is no number that is read")

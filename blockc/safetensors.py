@@ -42,17 +42,12 @@ class CheckpointError(BlockcError):
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What tells whether a file is still the one that was read: its size, its time, and the hash of its header."""
+    """What tells whether a file is still the one that was read: its size, its header's hash, and here its time too."""
 
     path: Path
     size: int
     mtime_ns: int
     header: str  # sha256, hexadecimal
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """As a manifest has them: no path of this machine."""
-        return {"name": self.path.name, "size": self.size, "mtime_ns": self.mtime_ns, "header_sha256": self.header}
 
 
 @dataclass(frozen=True)

@@ -1,81 +1,129 @@
 """A folder that is written all or nothing: every file is whole under another name before the first takes its own.
 
 New files lie in a folder inside the output. One rename of that folder decides; from there on a build that is killed is
-carried on by whoever writes or verifies next, so that what is found is the old build or the new one. A folder without
-a manifest is no build: the manifest goes first and comes last. Two builds into one folder take turns by a lock of the
-folder itself, which ends with its holder: no file of a lock is left to grow stale.
+carried on by the next one, so that what is found is the old build or the new one. A folder without a manifest is no
+build: the manifest goes first and comes last. Two builds into one folder take turns by a lock of the folder itself,
+which ends with its holder: no file of a lock is left to grow stale.
+
+What a killed build left is read with suspicion, for a folder of new files can be planted: it must be a folder of this
+user, name files that a build writes, and replace what lay there when the build decided and nothing else.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from blockc.errors import BlockcError
+from pydantic import BaseModel, ConfigDict
+
+from blockc.errors import listed
+from blockc.jsonfile import FileError, typed
+from blockc.manifest import MANIFEST, FolderError, is_weights, writable
+from blockc.ownership import Identity, Output, identity
 
 try:
     import fcntl
 except ImportError:  # not on Windows: there two builds into one folder are the user's to keep apart
     fcntl = None
 
-MANIFEST = "manifest.json"
 WAIT = 60.0  # seconds for another build's files to take their names
 _PREFIX = ".blockc-"
+_STAGE = re.compile(re.escape(_PREFIX) + r"\w{8}")  # as tempfile names it
 _DECIDED = ".blockc.next"
+_MARK = ".stage"  # an empty file that says whose folder this is
 _ORDER = ".order.json"  # in the folder of new files: their names in order, and the names that go
 _STEP = 0.02  # seconds between two looks at a lock
+# What to do about an error of the system where a build is written.
+_ADVICE = {
+    errno.ENOSPC: "free some space, or build elsewhere with --out DIR",
+    errno.EDQUOT: "free some space, or build elsewhere with --out DIR",
+    errno.EFBIG: "a limit of this system (ulimit -f): raise it, or build elsewhere with --out DIR",
+    errno.EROFS: "build where you may write, with --out DIR",
+    errno.EACCES: "build where you may write, with --out DIR",
+    errno.EPERM: "build where you may write, with --out DIR",
+}
 
 
-class FolderError(BlockcError):
-    """A folder that is no build, or that must not become one."""
+class _Order(BaseModel):
+    """What was decided. `there`: what lay under each of the names, which alone may fall."""
+
+    model_config = ConfigDict(extra="forbid")
+    names: list[str]
+    gone: list[str]
+    there: dict[str, Identity]
 
 
 @contextmanager
 def staging(out: Path) -> Generator[Path]:
-    """A folder inside `out` for the files to come, gone afterwards; and `out` too if it was made for nothing."""
-    new = not out.exists()
-    out.mkdir(parents=True, exist_ok=True)
-    with _locked(out):
-        _carry_on(out)
-        for left in out.glob(f"{_PREFIX}*"):
-            _clear_abandoned(left)
-        stage = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=out))
-        held = _lock(stage)
+    """A folder inside `out` for the files to come, gone afterwards; and `out` too if it was made for nothing.
+
+    An error of the system names the file that was to be written, and says what to do.
+    """
+    made = [folder for folder in (out, *out.parents) if not os.path.lexists(folder)]
+    stage: Path | None = None
+    held: int | None = None
     try:
+        out.mkdir(parents=True, exist_ok=True)
+        with _locked(out):
+            _carry_on(out)
+            for left in out.glob(f"{_PREFIX}*"):
+                _clear_abandoned(left)
+            stage = Path(os.path.abspath(tempfile.mkdtemp(prefix=_PREFIX, dir=out)))
+            held = _lock(stage)
+            (stage / _MARK).touch()
         yield stage
+    except OSError as error:
+        raise _explained(error, out, stage) from None
     finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        if stage is not None:
+            shutil.rmtree(stage, ignore_errors=True)
         if held is not None:
             os.close(held)
-        if new and not any(out.iterdir()):
-            out.rmdir()
+        with suppress(OSError):  # what is not empty
+            for folder in made:
+                folder.rmdir()
 
 
-def commit(stage: Path, out: Path, names: Sequence[str], surplus: Sequence[str]) -> None:
+def _explained(error: OSError, out: Path, stage: Path | None) -> OSError:
+    """The error with the name that the file was to have, and with advice. As it came where it speaks of elsewhere."""
+    here = Path(os.path.abspath(out))
+    named = here if error.filename is None else Path(os.path.abspath(os.fsdecode(error.filename)))
+    path = here / named.relative_to(stage) if stage is not None and named.is_relative_to(stage) else named
+    if error.errno not in _ADVICE or not (path.is_relative_to(here) or here.is_relative_to(path)):
+        return error
+    shown = out / path.relative_to(here) if path.is_relative_to(here) else path
+    return OSError(error.errno, f"{os.strerror(error.errno)}: {_ADVICE[error.errno]}", str(shown))
+
+
+def ready(output: Output) -> None:
+    """Before anything is computed: what a killed build had decided is carried on, and what would lose files refused."""
+    if output.folder.exists():
+        with _locked(output.folder):
+            _carry_on(output.folder)
+            output.refuse()
+
+
+def commit(stage: Path, output: Output, names: Sequence[str]) -> None:
     """The staged files take their names, in this order; the manifest is the last of them.
 
-    What an earlier build wrote and this one does not is removed, and so is the `surplus`. Raises FolderError where a
-    file of weights would fall that no build put there, and IsADirectoryError where a folder has a file's name.
+    What an earlier build wrote and this one does not is removed. Raises what `Output.refuse` does.
     """
+    out = output.folder
     with _locked(out):
         _carry_on(out)
-        ours = set(_listed(out))
-        for name in names:
-            if (out / name).is_dir() and not (out / name).is_symlink():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(out / name))
-            if name.endswith(".safetensors") and name not in ours and _is_other(out / name, stage / name):
-                raise FolderError(f"{out / name}: these weights are of no build: move them, or build elsewhere")
-        order = {"names": list(names), "gone": sorted({*ours, *surplus} - set(names))}
-        (stage / _ORDER).write_text(json.dumps(order), encoding="utf-8")
+        output.refuse()
+        gone = output.gone()
+        there = {name: identity(out / name) for name in (*names, *gone) if os.path.lexists(out / name)}
+        order = _Order(names=list(names), gone=gone, there=there)
+        (stage / _ORDER).write_text(order.model_dump_json(), encoding="utf-8")
         os.rename(stage, out / _DECIDED)
         try:
             _carry_on(out)
@@ -84,11 +132,9 @@ def commit(stage: Path, out: Path, names: Sequence[str], surplus: Sequence[str])
             raise
 
 
-def settle(out: Path) -> None:
-    """Before a build is read: what a killed one had decided is carried on. Raises FolderError, OSError."""
-    if (out / _DECIDED).is_dir():
-        with _locked(out):
-            _carry_on(out)
+def unfinished(out: Path) -> bool:
+    """Whether a build stopped while its files took their names."""
+    return os.path.lexists(out / _DECIDED / MANIFEST) or (out / _DECIDED).is_symlink()
 
 
 def _carry_on(out: Path) -> None:
@@ -96,56 +142,67 @@ def _carry_on(out: Path) -> None:
     decided = out / _DECIDED
     if not os.path.lexists(decided):
         return
+    if not _is_own(decided):
+        raise FolderError(f"{decided}: not what a build leaves: remove it, and build again")
     if os.path.lexists(decided / MANIFEST):
-        names, gone = _order(decided)
+        order = _order(out)
         (out / MANIFEST).unlink(missing_ok=True)
-        for name in gone:
+        for name in order.gone:
             _remove(out / name)
-        for name in names:
+        for name in order.names:
             if os.path.lexists(decided / name):
                 os.replace(decided / name, out / name)
-    shutil.rmtree(decided)
-
-
-def _order(decided: Path) -> tuple[list[str], list[str]]:
+                (decided / name).unlink(missing_ok=True)  # two names of one file: nothing was moved
+    for name in (_ORDER, _MARK):
+        (decided / name).unlink(missing_ok=True)
     try:
-        order: Any = {} if decided.is_symlink() else json.loads((decided / _ORDER).read_text(encoding="utf-8"))
-        names, gone = list[str](order["names"]), list[str](order["gone"])
-        if any(Path(name).name != name for name in (*names, *gone)) or names[-1] != MANIFEST:
-            raise ValueError(names)
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        decided.rmdir()
+    except OSError:
+        raise FolderError(f"{decided}: holds files that no build leaves there: remove it, and build again") from None
+
+
+def _order(out: Path) -> _Order:
+    """What is left to do, wholly checked before any of it is done. Raises FolderError."""
+    decided = out / _DECIDED
+    try:
+        order = typed(decided / _ORDER, _Order)
+    except (FileNotFoundError, FileError):
         raise FolderError(f"{decided}: not what a build leaves: remove it, and build again") from None
-    return names, gone
-
-
-def _is_other(there: Path, staged: Path) -> bool:
-    return os.path.lexists(there) and not (there.exists() and os.path.samefile(there, staged))
-
-
-def _listed(out: Path) -> Iterator[str]:
-    """The names in the manifest of the build that lies there."""
-    try:
-        manifest: Any = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-        names = [*manifest["files"], *(source["name"] for source in manifest.get("weights", {}).get("sources", ()))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return
-    yield from (name for name in names if isinstance(name, str) and Path(name).name == name)
+    new = [name for name in order.names if os.path.lexists(decided / name)]
+    odd = not all(map(writable, (*order.names, *order.gone))) or order.names[-1:] != [MANIFEST]
+    if odd or not all(stat.S_ISREG((decided / name).lstat().st_mode) for name in new):
+        raise FolderError(f"{decided}: not what a build leaves: remove it, and build again")
+    falls = [name for name in dict.fromkeys((*new, *order.gone)) if os.path.lexists(out / name)]
+    if other := [name for name in falls if order.there.get(name) != identity(out / name)]:
+        why = f"{out}: a build was interrupted here, and these files are others since"
+        advice = f"remove {decided}, and build again"
+        raise FolderError("\n  ".join([f"{why}:", *listed(other), advice]))
+    return order
 
 
 def _remove(path: Path) -> None:
     """Of weights never the last name: the file that this is a link of may have been deleted since."""
-    if path.suffix != ".safetensors" or (path.is_file() and path.stat().st_nlink > 1):
-        path.unlink(missing_ok=True)
+    if os.path.lexists(path) and not (is_weights(path.name) and path.lstat().st_nlink == 1 and not path.is_symlink()):
+        path.unlink()
+
+
+def _is_own(folder: Path) -> bool:
+    """A folder itself, no link of one, and of this user."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and (not hasattr(os, "geteuid") or status.st_uid == os.geteuid())
 
 
 def _clear_abandoned(stage: Path) -> None:
-    """A living build holds its folder's lock."""
+    """A living build holds its folder's lock, and what no build made has not its mark."""
+    if not _STAGE.fullmatch(stage.name) or not _is_own(stage):
+        return
     try:
         held = _lock(stage)
     except BlockingIOError:
         return
-    if held is not None:
+    if os.path.lexists(stage / _MARK) or not any(stage.iterdir()):
         shutil.rmtree(stage, ignore_errors=True)
+    if held is not None:
         os.close(held)
 
 

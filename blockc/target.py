@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal
 
 Provider = Literal["cpu", "cuda"]
 Dtype = Literal["fp32", "fp16", "bf16"]
@@ -49,13 +49,3 @@ class Target:
     def top(self) -> int:
         """How many of the highest logits are given; 0: every one."""
         return self.logits if isinstance(self.logits, int) else 0
-
-
-def target_of(said: Any) -> Target:
-    """From the fields by name, as a manifest has them. Raises ValueError where they are none of a target."""
-    kinds = {"provider": (None, *get_args(Provider)), "dtype": get_args(Dtype), "cache": get_args(Cache)}
-    kinds |= {"packed": (False, True), "padding": get_args(Padding)}
-    wanted = kinds.keys() | {"logits"}
-    if not isinstance(said, dict) or said.keys() != wanted or any(said[k] not in kinds[k] for k in kinds):
-        raise ValueError("not a target")
-    return Target(**said)

@@ -258,7 +258,7 @@ def test_a_foreign_manifest_is_no_fault_of_ours(text: str, tmp_path: Path) -> No
 def test_a_manifest_of_any_size_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / folder.MANIFEST).open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(folder.FolderError, match="larger than 16777216 bytes"):
+    with pytest.raises(folder.FolderError, match="larger than 16,777,216 bytes"):
         folder.check(tmp_path)
 
 

@@ -22,12 +22,12 @@ import pytest
 import blockc.plan
 from blockc import api, cli, folder
 from blockc import staging as module
-from blockc.folder import PROOF
+from blockc.manifest import MANIFEST, PROOF, FolderError, digest_of, read
 from blockc.plan import DATA
 from blockc.proof import Proof
 from blockc.safetensors import CheckpointError
 from blockc.spec import load
-from blockc.staging import MANIFEST, FolderError, settle, staging
+from blockc.staging import staging
 from blockc.target import Target
 from tests.checkpoints import ROOT, save, tensors, twin
 
@@ -35,21 +35,36 @@ from tests.checkpoints import ROOT, save, tensors, twin
 LIGHT = """
 import itertools, json, os, random, signal, sys, time
 from pathlib import Path
-from blockc.staging import MANIFEST, commit, settle, staging
+from hashlib import sha256
+from blockc.manifest import MANIFEST, MODEL, TEXTS, Manifest, Source, Weights, read
+from blockc.ownership import Output
+from blockc.safetensors import files_stored
+from blockc.staging import commit, staging, unfinished
+from blockc.target import Target
 how, out, weights = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+linked = Weights(mode="link", sources=tuple(map(Source.of, files_stored([weights])[1])), data=None)
+versions = {"blockc": "0", "numpy": "0", "onnx": "0"}
+def settle(out):
+    with staging(out):
+        pass
 def names(version):
-    return ["a", "b", "c", "odd" if version % 2 else "even"]
+    return [*TEXTS, MODEL, "tokenizer.json" if version % 2 else "generation_config.json"]
 def build(version):
     with staging(out) as stage:
+        data = str(version).encode()
         for name in names(version):
-            (stage / name).write_text(str(version))
+            (stage / name).write_bytes(data)
         os.link(weights, stage / weights.name)
-        linked = {"sources": [{"name": weights.name}]}
-        said = {"version": version, "files": dict.fromkeys(names(version), 0), "weights": linked}
-        (stage / MANIFEST).write_text(json.dumps(said))
-        commit(stage, out, [weights.name, *names(version), MANIFEST], ())
+        said = Manifest(
+            blockc_build=1, versions=versions, name="light", semantic_hash="0" * 64, parameters=version,
+            target=Target(), padding="any", by_length=(), weights=linked,
+            files=dict.fromkeys(names(version), sha256(data).hexdigest()),
+        )
+        files = {**dict.fromkeys(names(version), data), MANIFEST: said.written()}
+        (stage / MANIFEST).write_bytes(files[MANIFEST])
+        commit(stage, Output(out, {weights.name: weights, **files}), [weights.name, *files])
 def found():
-    version = json.loads((out / MANIFEST).read_text())["version"]
+    version = read(out).parameters
     assert all((out / name).read_text() == str(version) for name in names(version)), version
     assert (out / weights.name).samefile(weights)
     assert {p.name for p in out.iterdir() if p.name[:7] != ".blockc"} == {weights.name, *names(version), MANIFEST}
@@ -57,6 +72,7 @@ def found():
 def after_a_kill(old):
     if (out / MANIFEST).exists():
         found()
+    assert unfinished(out) or (out / MANIFEST).exists()
     settle(out)
     version = found()
     assert version >= old
@@ -147,9 +163,14 @@ def weights(tmp_path: Path) -> Path:
 
 def whole(out: Path) -> bool:
     """The build verifies, but for its proof."""
-    said = folder._manifest(out)  # pyright: ignore[reportPrivateUsage]
-    same = all(folder._digest_of(out / name) == hash_ for name, hash_ in said["files"].items())  # pyright: ignore
-    return same and not folder._changed_weights(out, said["weights"])  # pyright: ignore[reportPrivateUsage]
+    said = read(out)
+    same = all(digest_of(out / name) == hash_ for name, hash_ in said.files.items())
+    return same and not folder._changed_weights(out, said)  # pyright: ignore[reportPrivateUsage]
+
+
+def settle(out: Path) -> None:
+    with staging(out):
+        pass
 
 
 def process(where: str, count: int, spec: Path, weights: Path, out: Path, dtype: str) -> subprocess.Popen[bytes]:
@@ -172,7 +193,7 @@ def test_one_step_decides(tmp_path: Path) -> None:
 
 
 def light(how: str, folder: Path) -> str:
-    (folder / "w.safetensors").write_text("w")
+    save(folder / "w.safetensors", {"w": np.ones(1, np.float32)})
     arguments = [how, str(folder / "out"), str(folder / "w.safetensors")]
     done = subprocess.run([sys.executable, "-c", LIGHT, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -346,7 +367,8 @@ def test_a_file_that_the_system_lets_grow_no_further_is_3(
         [*command, "--out", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, env=env,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (3, "blockc: File too large\n")
+    said = f"blockc: {tmp_path / 'out' / DATA}: File too large: a limit of this system (ulimit -f): raise it, or"
+    assert (done.returncode, done.stderr) == (3, f"{said} build elsewhere with --out DIR\n")
     assert files(tmp_path / "out") == small
 
 
@@ -419,14 +441,15 @@ def test_what_an_output_is_a_link_of_is_not_written(link: object, spec: Path, we
     assert callable(link)
     out, victim = tmp_path / "out", tmp_path / "victim"
     out.mkdir()
-    for name in ("model.onnx", DATA, MANIFEST, "model.py", PROOF):
+    names = ("model.onnx", DATA, MANIFEST, "model.py")
+    for name in (*names, PROOF):
         victim.with_suffix(f".{name}").write_text(f"precious {name}")
         link(victim.with_suffix(f".{name}"), out / name)
-    api.build(api.compile(spec), out, proof=False, weights=weights, mode="pack")
+    api.build(api.compile(spec), out, proof=False, weights=weights, mode="pack", force=True)
     assert whole(out)
-    for name in ("model.onnx", DATA, MANIFEST, "model.py", PROOF):
+    for name in (*names, PROOF):
         assert victim.with_suffix(f".{name}").read_text() == f"precious {name}"
-        assert not (out / name).is_symlink()
+        assert (out / name).samefile(victim.with_suffix(f".{name}")) == (name == PROOF)  # which no build wrote
 
 
 def test_a_build_over_its_own_links_leaves_the_source_alone(spec: Path, weights: Path, tmp_path: Path) -> None:

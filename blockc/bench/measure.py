@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +11,14 @@ from typing import Any, Literal
 import numpy as np
 
 from blockc.bench.floors import Work
-from blockc.bench.opening import MANIFEST, disk_of, is_build, is_shared
+from blockc.bench.opening import disk_of, is_build, is_shared
 from blockc.bench.protocol import WorkerError
 from blockc.bench.turns import Worker, by_turns, cores, python, started
 from blockc.compile import compiled
 from blockc.runtime import SessionError
+from blockc.runtime.opening import manifest_of
 from blockc.spec import load
-from blockc.target import Provider, target_of
+from blockc.target import Provider
 
 STEPS = 32  # of a decode in a turn
 _READS, _PRODUCTS = 5, 5
@@ -124,10 +124,7 @@ def entries(folder: Path, against: Sequence[Path]) -> list[Entry]:
 
 
 def _work(folder: Path) -> Work:
-    try:
-        target = target_of(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["target"])
-    except (ValueError, KeyError, TypeError):
-        raise SessionError(f"{folder / MANIFEST}: not a manifest: build the folder again") from None
+    target = manifest_of(folder).target
     spec = folder / "spec.resolved.yaml"
     if not spec.is_file():
         raise SessionError(f"{folder}: no {spec.name}, so no whole build")

@@ -10,19 +10,18 @@ Another's model is fed by the same code as a build's: what is compared is the gr
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from blockc.jsonfile import FileError, json_object
+from blockc.manifest import MANIFEST, MODEL
 from blockc.runtime import Session, SessionError
-from blockc.runtime.opening import Opened, Past, session_at
+from blockc.runtime.opening import ONNX_FLOATS, Opened, Past, session_at
 from blockc.target import Provider
 
-MODEL, MANIFEST = "model.onnx", "manifest.json"
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
-_FLOATS = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
 _INT64 = 7
 _UNKNOWN = 1 << 31  # tokens: no context that anything says
 _IN_PLACE = "GroupQueryAttention"
@@ -89,12 +88,12 @@ def _foreign(folder: Path, provider: Provider, threads: int, shared: bool, prepa
     _refuse_names(folder, names, outputs)
     pasts = tuple(_past(folder, value, shared) for value in session.get_inputs() if _is_past(value.name))
     kinds = {value.type for value in session.get_inputs() if _is_past(value.name)} | {outputs["logits"].type}
-    if len(kinds) != 1 or not kinds <= _FLOATS.keys():
+    if len(kinds) != 1 or not kinds <= ONNX_FLOATS.keys():
         raise SessionError(f"{folder}: cache and logits are {', '.join(sorted(kinds))}: one float type is taken")
     shape = outputs["logits"].shape
     if len(shape) != 3 or not isinstance(shape[2], int):
         raise SessionError(f"{folder}: logits are {shape}, and the vocabulary is wanted as the third number")
-    element = _FLOATS[kinds.pop()]
+    element = ONNX_FLOATS[kinds.pop()]
     return Opened(
         name=folder.name,
         context=_genai(folder, "context_length") or _UNKNOWN,
@@ -145,11 +144,13 @@ def _present(past: str) -> str:
 
 
 def _genai(folder: Path, *keys: str) -> int | None:
-    """What genai_config.json says of the model, if it is there."""
+    """A count that genai_config.json says of the model, if it is there. Raises SessionError where it is no JSON."""
     try:
-        found = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
-        for key in keys:
-            found = found[key]
-        return int(found)
-    except (OSError, ValueError, KeyError, TypeError):
+        found: Any = json_object(folder / "genai_config.json")
+    except FileNotFoundError:
         return None
+    except FileError as error:
+        raise SessionError(str(error)) from None
+    for key in ("model", *keys):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if type(found) is int and 0 < found < _UNKNOWN else None

@@ -49,9 +49,11 @@ class Float(StrEnum):
 @app.command()
 def build(
     spec: SpecPath,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to write; generated/<name> by default.")
-    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Where to write; generated/<name> by default.")] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace a build's files that were edited, or that no build left there."),
+    ] = False,
     logits: Annotated[
         str,
         typer.Option(
@@ -141,6 +143,8 @@ def build(
         stop(USAGE, "--no-verify and --require-proof say opposite things")
     if assignments and out is None:
         stop(USAGE, "--set makes another model: say where it goes with --out DIR")
+    if out == "":
+        stop(USAGE, "--out is empty: name a folder, or say . for the one you are in")
     provider = None if ep is None else ep.value
     target = Target(
         provider,
@@ -162,6 +166,7 @@ def build(
             runtime=None if runtime is None else runtime.value,
             deep=deep,
             adapters=[there(folder) for folder in adapter],
+            force=force,
         )
     except api.NotProvedError as error:
         stop(ENVIRONMENT if error.proof.holds else WRONG, f"{error}; nothing was written")

@@ -1,4 +1,4 @@
-"""Initialisers that lie in a file beside the model, and what external data a model names."""
+"""Initialisers that lie in a file beside the model, and what a model that is read says of itself."""
 
 from __future__ import annotations
 
@@ -34,6 +34,21 @@ def locations(model: bytes) -> set[str]:
     """The files that a model names, in whatever corner of it."""
     tensors = _tensors(onnx.load_from_string(model))
     return {e.value for t in tensors for e in t.external_data if e.key == "location"}
+
+
+def metadata(model: bytes) -> dict[str, str]:
+    return {entry.key: entry.value for entry in onnx.load_from_string(model).metadata_props}
+
+
+def signature(model: bytes) -> tuple[list[bytes], list[bytes]]:
+    """What a model takes and gives: names, types and shapes."""
+    graph = onnx.load_from_string(model).graph
+    return [v.SerializeToString() for v in graph.input], [v.SerializeToString() for v in graph.output]
+
+
+def operators(model: bytes) -> list[tuple[str, str]]:
+    """Of its nodes, in order."""
+    return [(n.domain, n.op_type) for n in onnx.load_from_string(model).graph.node]
 
 
 def _tensors(message: Message) -> Iterator[onnx.TensorProto]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -11,10 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from blockc.checkpoint import linked_checkpoint
+from blockc.compile import compiled
 from blockc.errors import BlockcError
+from blockc.manifest import MANIFEST, MODEL, SPEC, FolderError, Manifest, digest_of, is_source, misstated, read
 from blockc.ops import Sides
 from blockc.passes import TOKENS, VALUES
-from blockc.target import Provider, Target, target_of
+from blockc.spec import load
+from blockc.target import Padding, Provider, Target
 from blockc.weights import CheckpointError
 
 Feeding = Literal["joined", "buffer", "rows"]
@@ -24,6 +26,8 @@ _CUDA = {"use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
 _IN_PLACE = ("GroupQueryAttention", "TensorScatter")  # what writes into the buffer that it reads
 _QUIET = 4
 FLOAT, INT64 = 1, 7  # onnx's numbers
+ONNX_FLOATS = {"tensor(float)": FLOAT, "tensor(float16)": 10, "tensor(bfloat16)": 16}
+_MASK = 10  # which input of GroupQueryAttention that is
 # Older kernels of GatherND and Concat have a graph copy, at each replay, from memory of the host that is gone by then.
 CAPTURES = (1, 31, 1)
 
@@ -100,45 +104,43 @@ class Opened:
 
 
 def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool, capture: bool = False) -> Opened:
-    """`capture` makes the session one whose decode steps are CUDA graphs. Raises SessionError."""
-    manifest = _json(folder / "manifest.json", "so no finished build")
-    report = _json(folder / "report.json", "so no whole build")
-    try:
-        target, weights, by_rows = (
-            target_of(manifest["target"]),
-            manifest.get("weights"),
-            manifest["padding"] == "right",
-        )
-        name, context, vocab = str(manifest["name"]), int(report["context"]), int(report["vocab"])
-        sides = tuple(Sides(int(side["original"]), bool(side["grows"])) for side in manifest["by_length"])
-        if weights is not None:
-            _compare(folder, weights)
-    except (KeyError, TypeError, ValueError):
-        raise SessionError(f"{folder / 'manifest.json'}: not a manifest: build the folder again") from None
-    if weights is None:
+    """`capture` makes the session one whose decode steps are CUDA graphs. Raises SessionError.
+
+    What the manifest states and the model is fed by is worked out anew: from the spec, and from the graph itself.
+    """
+    manifest = manifest_of(folder)
+    target = manifest.target
+    if manifest.weights is None:
         raise SessionError(_without_weights(folder))
+    _compare(folder, manifest)
+    made = compiled(load(folder / SPEC))
     _refuse(folder, target, provider)
     if capture:
         _refuse_capture(folder, target, provider)
-    session = session_at(folder / "model.onnx", provider, threads, prepack, capture)
-    readers = _readers(folder / "model.onnx")
+    session = session_at(folder / MODEL, provider, threads, prepack, capture)
+    graph = _graph(folder / MODEL)
+    readers = _readers(graph)
+    padding = _padding(graph)
+    if found := misstated(manifest, made, padding):
+        raise SessionError(f"{folder / MANIFEST}: {found[0]} is not what spec and model say: build the folder again")
     pasts = _pasts(folder, session, readers)
     inputs = frozenset(v.name for v in session.get_inputs()) - {past.name for past in pasts}
     element = {"fp32": FLOAT, "fp16": 10, "bf16": 16}[target.dtype]
     kinds = {"logits": element, VALUES: FLOAT, TOKENS: INT64}
+    _refuse_outputs(folder, target, session, element)
     model = Opened(
-        name=name,
-        context=context,
-        vocab=vocab,
+        name=made.spec.name,
+        context=made.spec.top.context,
+        vocab=made.spec.top.vocab,
         provider=provider,
-        feeding="rows" if by_rows else "buffer" if "write_indices" in inputs else "joined",
+        feeding="rows" if padding == "right" else "buffer" if "write_indices" in inputs else "joined",
         one_row=any("GroupQueryAttention" in readers[past.name] for past in pasts),
         last=target.logits != "all",
         inputs=inputs,
         outputs={v.name: (kinds[v.name], v.shape[2]) for v in session.get_outputs() if v.name in kinds},
         element=element,
         pasts=pasts,
-        sides=sides,
+        sides=made.sides,
         session=session,
         captured=capture,
     )
@@ -160,19 +162,26 @@ def _pasts(folder: Path, session: Any, readers: Mapping[str, set[str]]) -> tuple
     return pasts
 
 
-def _json(path: Path, without: str) -> dict[str, Any]:
+def manifest_of(folder: Path) -> Manifest:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise SessionError(f"{path.parent}: no {path.name}, {without}") from None
-    except (ValueError, TypeError, RecursionError):
-        raise SessionError(f"{path}: cannot be read: build the folder again") from None
+        return read(folder)
+    except FolderError as error:
+        raise SessionError(str(error)) from None
+
+
+def _refuse_outputs(folder: Path, target: Target, session: Any, element: int) -> None:
+    """What is read of each call goes by the target, so it must be the graph's."""
+    gives = {v.name: (ONNX_FLOATS.get(v.type), v.shape) for v in session.get_outputs()}
+    tokens = 1 if target.logits != "all" else None
+    wanted = VALUES if target.top else "logits"
+    kind, shape = gives.get(wanted, (None, []))
+    right = len(shape) == 3 and (shape[1] == 1) == (tokens == 1) and isinstance(shape[2], int)
+    if not right or kind != (FLOAT if target.top else element) or (target.top and shape[2] != target.top):
+        raise SessionError(f"{folder / MANIFEST}: target is not what {MODEL} is: build the folder again")
 
 
 def _without_weights(folder: Path) -> str:
-    from blockc.spec import load
-
-    spec = folder / "spec.resolved.yaml"
+    spec = folder / SPEC
     layout = load(spec).top.checkpoint
     named = f"tensors under the names of the layout {layout}" if layout else "tensors under the names of the parameters"
     return (
@@ -181,21 +190,25 @@ def _without_weights(folder: Path) -> str:
     )
 
 
-def _compare(folder: Path, weights: Mapping[str, Any]) -> None:
-    """What was linked must be what it was: size, time and header. Of packed data the size is compared."""
-    for facts in weights["sources"]:
-        path = folder / str(facts["name"])
+def _compare(folder: Path, manifest: Manifest) -> None:
+    """What is read must be what was built: the spec and the graph by digest, large files by what tells cheaply.
+
+    What was linked goes by size and header, packed data by its size.
+    """
+    for name in (SPEC, MODEL):
+        if digest_of(folder / name) != manifest.files[name]:
+            raise SessionError(f"{folder / name}: changed since it was built: build the folder again")
+    for source in manifest.sources:
         try:
-            (now,) = linked_checkpoint(folder, [facts["name"]]).files
+            linked_checkpoint(folder, [source.name])
         except CheckpointError as error:
             raise SessionError(str(error)) from None
-        if now.facts != facts:
-            raise SessionError(
-                f"{path}: changed since the model was built on it: build the folder again, or with --pack"
-            )
-    if (data := weights["data"]) is not None:
-        path = folder / str(data["name"])
-        if not path.is_file() or path.stat().st_size != data["size"]:
+        if not is_source(folder, source):
+            why = "changed since the model was built on it: build the folder again, or with --pack"
+            raise SessionError(f"{folder / source.name}: {why}")
+    if (data := manifest.data) is not None:
+        path = folder / data.name
+        if not path.is_file() or path.stat().st_size != data.size:
             raise SessionError(f"{path}: not the weights that were packed: build the folder again")
 
 
@@ -265,15 +278,25 @@ def _prepared(onnxruntime: Any) -> str:
     return "".join(f" ({line})" for line in printed.getvalue().splitlines()[:1])
 
 
-def _readers(path: Path) -> dict[str, set[str]]:
-    """Which operators read each value."""
+def _graph(path: Path) -> Any:
     import onnx
 
+    return onnx.load(path, load_external_data=False).graph
+
+
+def _readers(graph: Any) -> dict[str, set[str]]:
+    """Which operators read each value."""
     readers: dict[str, set[str]] = {}
-    for n in onnx.load(path, load_external_data=False).graph.node:
+    for n in graph.node:
         for name in n.input:
             readers.setdefault(name, set()).add(n.op_type)
     return readers
+
+
+def _padding(graph: Any) -> Padding:
+    """A kernel that is given no mask goes by the rows' lengths."""
+    kernels = [list(n.input) for n in graph.node if n.op_type == "GroupQueryAttention"]
+    return "right" if any(not names[_MASK : _MASK + 1] or not names[_MASK] for names in kernels) else "any"
 
 
 def _in_place(operators: set[str]) -> bool:
