@@ -25,6 +25,7 @@ from blockc.manifest import (
     MODEL,
     PROOF,
     SPEC,
+    TEXTS,
     Data,
     FolderError,
     Manifest,
@@ -98,7 +99,7 @@ def refuse_place(out: Path, weights: Path | None) -> None:
 
 
 def prepared(
-    model: Compiled, out: Path, plan: Plan | None, proof: bool, runtime: Runtime | None, force: bool
+    model: Compiled, out: Path, plan: Plan | None, proof: bool, runtime: Runtime | None, force: bool = False
 ) -> Output:
     """The output that a build will have, with as much of it as is known before anything is proved or packed.
 
@@ -131,8 +132,8 @@ def write(
 
     `deep` writes the digest of each linked tensor down. Raises FolderError where files would be lost.
     """
-    output = out if isinstance(out, Output) else Output(out, {})
-    files: dict[str, bytes] = {name: text.encode() for name, text in texts(model).items()}
+    output = out if isinstance(out, Output) else prepared(model, out, plan, proof is not None, runtime)
+    files = {name: data for name in TEXTS if isinstance(data := output.coming[name], bytes)}
     if proof is not None:
         files[PROOF] = _json(proof.data())
     if runtime is not None:
@@ -245,7 +246,9 @@ def check(folder: Path, deep: bool = False) -> Checked:
         return Checked((), tuple(unlike), None)
     if weights is None and model.parameters <= RUNNABLE:
         return _run(model, folder, target, onnx)
-    references = None if weights is None else _references(model, folder, manifest)
+    references, unlike = (None, []) if weights is None else _references(model, folder, manifest)
+    if unlike:
+        return Checked((), tuple(f"{MANIFEST}: weights.{key}" for key in unlike), None)
     if digest(_onnx(model, target, references)) != manifest.files[MODEL]:
         return Checked((), (MODEL,), None)
     if weights is not None:
@@ -301,19 +304,24 @@ def _changed_tensors(folder: Path, weights: Weights) -> list[str]:
 
 
 def _refuse_strange(folder: Path, manifest: Manifest, onnx: bytes) -> None:
-    """A model may name no file but those of its build, which were compared. Raises FolderError."""
+    """A model may name no file but those of its build, which lie where it lies itself. Raises FolderError.
+
+    In a hub's cache of links that is another folder, which is onnxruntime's rule too.
+    """
     from blockc.emit.external import locations
 
     known = {*manifest.names} - {*manifest.files}
     for location in sorted(locations(onnx)):
         if location not in known:
             raise FolderError(f"{folder / MODEL}: names external data that is not of the build: {location!r}")
+        if (folder / location).resolve().parent not in (folder.resolve(), (folder / MODEL).resolve().parent):
+            raise FolderError(f"{folder / location}: a link that leaves the folder")
 
 
-def _references(model: Compiled, folder: Path, manifest: Manifest) -> dict[str, Reference]:
+def _references(model: Compiled, folder: Path, manifest: Manifest) -> tuple[dict[str, Reference], list[str]]:
     """Where the parameters must lie: by the headers of what was linked, else one after another.
 
-    Raises FolderError where the manifest says otherwise.
+    (And what the manifest says of the weights otherwise, by key.)
     """
     weights, target = manifest.weights, manifest.target
     assert weights is not None
@@ -327,11 +335,9 @@ def _references(model: Compiled, folder: Path, manifest: Manifest) -> dict[str, 
         planned = make_plan(model.function, checkpoint, model.spec.top.checkpoint, "link", target.dtype)
         found, linked = planned.references, {planned.sources[path].name for path in planned.linked}
     end = max((r.offset + r.length for r in found.values() if r.location == DATA), default=0)
-    if end != (weights.data.size if weights.data else 0):
-        raise FolderError(f"{folder / MANIFEST}: weights.data: its parameters end at byte {end}")
-    if weights.tensors is not None and weights.tensors.keys() != linked:
-        raise FolderError(f"{folder / MANIFEST}: weights.tensors: not the tensors that are linked")
-    return found
+    unlike = ["data"] if end != (weights.data.size if weights.data else 0) else []
+    unlike += ["tensors"] if weights.tensors is not None and weights.tensors.keys() != linked else []
+    return found, unlike
 
 
 def _open(path: Path, dtype: Dtype) -> None:

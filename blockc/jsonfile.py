@@ -29,10 +29,11 @@ def bounded(path: Path, most: int = MOST) -> bytes:
     """The bytes of a regular file of at most so many. Raises FileError, and FileNotFoundError where there is none."""
     # A FIFO without a writer is not waited for.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        raise FileError(f"{path}: not a regular file")
     with os.fdopen(handle, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise FileError(f"{path}: not a regular file")
         data = file.read(most + 1) if status.st_size <= most else b""
         if status.st_size > most or len(data) > most:
             raise FileError(f"{path}: larger than {most:,} bytes")

@@ -118,7 +118,7 @@ class Manifest(BaseModel):
     """All statements of a build."""
 
     model_config = _EXACT
-    blockc_build: Literal[1]
+    blockc_build: Annotated[int, Field(ge=_FORMAT, le=_FORMAT)]
     versions: Versions
     name: Annotated[str, Field(max_length=1000)]
     semantic_hash: Digest

