@@ -322,11 +322,12 @@ def test_exchanged_weights_are_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth"])
 def test_pickled_weights_are_refused(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR.")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_bytes(b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR.")
     with pytest.raises(CheckpointError, match="never opened"):
-        built("llama3-8b", tmp_path / "out", tmp_path / name)
+        built("llama3-8b", tmp_path / "out", tmp_path / "in" / name)
     with pytest.raises(CheckpointError, match="neither model.safetensors nor"):
-        built("llama3-8b", tmp_path / "out", tmp_path)
+        built("llama3-8b", tmp_path / "out", tmp_path / "in")
     assert not (tmp_path / "out").exists()
 
 

@@ -323,7 +323,7 @@ def test_sampling_is_that_of_the_checkpoint(tmp_path: Path) -> None:
         ({"generation_config": {"eos_token_id": True}}, "eos_token_id is true"),
         ({"generation_config": {"eos_token_id": 1, "top_p": "x"}}, 'json: top_p is "x", and it wants float'),
         ({"generation_config": {"eos_token_id": 1, "top_k": True}}, "top_k is true, and it wants int"),
-        ({"generation_config": []}, "generation_config.json of the checkpoint is no JSON object"),
+        ({"generation_config": []}, "generation_config.json of the checkpoint: not a JSON object"),
         ({"tokenizer_config": {"eos_token": "<eos>"}, "tokenizer": TOKENIZER}, "which token ends a text"),
     ],
 )
