@@ -19,10 +19,9 @@ import numpy as np
 from blockc import folder, interp
 from blockc.adapter import open_adapter
 from blockc.checking import check_file, check_text, misses
-from blockc.checkpoint import open_checkpoint
+from blockc.checkpoint import has_weights, open_checkpoint
 from blockc.compile import PORTABLE, Compiled, compiled
 from blockc.errors import BlockcError
-from blockc.facts import misfits
 from blockc.importing import config_file, read_config, spec_text
 from blockc.ir import Function, Value, called, is_call
 from blockc.ops import Add, Array
@@ -45,6 +44,7 @@ __all__ = [
     "check_text",
     "compile",
     "figures",
+    "has_weights",
     "import_spec",
     "show",
     "spec_files",
@@ -86,15 +86,10 @@ def import_spec(path: Path | str) -> str:
     model = compiled(from_tree(imported.tree))
     if found := misses(model):
         raise SpecError(found)
-    weighed = has_weights(file.parent) and Path(path).is_dir()
+    weighed = Path(path).is_dir() and any(file.parent.glob("*.safetensors"))
     if weighed:
         _fits(model, file.parent)
     return spec_text(imported, model, weighed)
-
-
-def has_weights(folder: Path) -> bool:
-    """Whether safetensors lie in a folder."""
-    return any(folder.glob("*.safetensors"))
 
 
 def _fits(model: Compiled, folder: Path) -> None:
@@ -104,7 +99,7 @@ def _fits(model: Compiled, folder: Path) -> None:
             f"{folder}: no layout reads how such a model's tensors lie in files: import config.json alone"
         )
     held = open_checkpoint(folder)
-    says = misfits(held.says, model.function, model.spec.top.context)
+    says = held.unlike(model.function, model.spec.top.context)
     named = layout(model.spec.top.checkpoint or "")
     match = matched(rules(named, model.function, group_sizes(model.function)), held.tensors)
     if faults := [*says, *match.faults]:

@@ -10,10 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from blockc import gguf
-from blockc.facts import Said, config_says
+from blockc.errors import listed
+from blockc.facts import Said, config_says, misfits
+from blockc.ir import Function
 from blockc.layouts import Layout, gguf_layout
 from blockc.ops import Array
-from blockc.safetensors import CheckpointError, FileFacts, Shape, files_stored, stored
+from blockc.safetensors import CheckpointError, FileFacts, Shape, files_stored, shown, stored
 
 # What a runtime wants beside the weights. config.json is not among them: the spec, which it must not contradict, stands
 # in its stead.
@@ -47,7 +49,7 @@ class Tensor(Protocol):
 class Checkpoint:
     """`files` are those that a model may point into; `layout` is the one that the file itself names, if it does.
 
-    `says` is what stands there of the model beside its tensors: theta, eps and the like.
+    `says` and `metadata` are what stands there of the model beside its tensors: theta, eps and the like.
     """
 
     folder: Path
@@ -56,18 +58,51 @@ class Checkpoint:
     layout: Layout | None = None
     companions: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     says: tuple[Said, ...] = ()
+    metadata: gguf.Metadata | None = None
+
+    def unlike(self, function: Function, context: int | None = None) -> list[str]:
+        """A line for each thing that the checkpoint says of its model and the graph does otherwise."""
+        of_metadata = self.metadata.misfits(function, context) if self.metadata else []
+        return [*misfits(self.says, function, context), *of_metadata]
+
+    @property
+    def notes(self) -> list[str]:
+        """What its reader should know: a line for keys of which nobody knows what they mean."""
+        unknown = self.metadata.unknown if self.metadata else []
+        return [f"not compared, for nothing is known of them: {', '.join(listed(unknown))}"] if unknown else []
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A .safetensors or .gguf file, or a folder of the former. Raises CheckpointError; no tensor is read yet."""
+    """A .safetensors or .gguf file, or a folder with either. Raises CheckpointError; no tensor is read yet.
+
+    A folder that holds no safetensors and one GGUF model is that model.
+    """
     folder = path if path.is_dir() else path.parent
     beside = {name: _companion(folder / name) for name in COMPANIONS if (folder / name).is_file()}
-    if path.suffix == ".gguf" and path.is_file():
-        read = gguf.read(path)
+    if (file := _gguf(path)) is not None:
+        read = gguf.read(file)
         kept = {**read.companions(), **beside}
-        return Checkpoint(folder, read.tensors, (), gguf_layout(read.architecture), kept, read.says())
+        return Checkpoint(folder, read.tensors, (), gguf_layout(read.architecture), kept, metadata=read.metadata)
     tensors, files = stored(path)
     return Checkpoint(folder, tensors, tuple(files), None, beside, config_says(folder / "config.json"))
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether weights lie in a folder that `open_checkpoint` reads, or must choose among."""
+    return any(folder.glob("*.safetensors")) or bool(gguf.models(folder))
+
+
+def _gguf(path: Path) -> Path | None:
+    """The GGUF file that a path means, if it means one."""
+    if not path.is_dir():
+        return path if gguf.is_gguf(path) else None
+    if any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists():
+        return None
+    found = gguf.models(path)
+    if len(found) > 1:
+        names = listed([shown(each.name) for each in found])
+        raise CheckpointError("\n  ".join([f"{path} holds several GGUF files: name the one that is meant", *names]))
+    return found[0] if found else None
 
 
 def _companion(path: Path) -> bytes:

@@ -76,24 +76,6 @@ _SCALING: dict[str, tuple[str, ...]] = {
     "attention.rope.scaling.original": ("original_max_position_embeddings",),
 }
 _COMPARED = frozenset(("llama3", "linear", "dynamic"))  # scalings that the graph still says as the file does
-# The same of GGUF, behind the architecture's name.
-_GGUF: dict[str, tuple[str, ...]] = {
-    "vocab": ("vocab_size",),
-    "width": ("embedding_length",),
-    "depth": ("block_count",),
-    "context": ("context_length",),
-    "attention.heads": ("attention.head_count",),
-    "attention.kv_heads": ("attention.head_count_kv",),
-    "attention.head_dim": ("attention.key_length",),
-    "attention.window": ("attention.sliding_window",),
-    "attention.softcap": ("attn_logit_softcapping",),
-    "attention.rope.theta": ("rope.freq_base",),
-    "attention.rope.dims": ("rope.dimension_count",),
-    "attention.rope.scaling.type": ("rope.scaling.type",),
-    "mlp.width": ("feed_forward_length",),
-    "norm.eps": ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
-    "head.softcap": ("final_logit_softcapping",),
-}
 _ACTIVATIONS: dict[str, str] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu2": "relu2",
@@ -197,19 +179,6 @@ def _config(config: Mapping[str, object]) -> Iterator[Said]:
     for said in _named(rope, _SCALING):
         if kind in _COMPARED or (kind == "yarn" and said.name == "factor"):  # all else is in the frequencies
             yield Said(said.key, f"{name}.{said.name}", said.value)
-
-
-def gguf_says(architecture: str, metadata: Mapping[str, Any], factors: tuple[float, ...] | None) -> tuple[Said, ...]:
-    """Of a GGUF file's metadata, and of the tensor that divides the frequencies of a scaled rope.
-
-    Such a file need not say in its metadata too that its rope is scaled.
-    """
-    names = {key: tuple(f"{architecture}.{name}" for name in names) for key, names in _GGUF.items()}
-    found = list(_named(metadata, names))
-    if factors is not None:
-        found = [said for said in found if said.key != "attention.rope.scaling.type"]
-        found.append(Said("attention.rope.scaling", "rope_freqs.weight", factors))
-    return tuple(Said(s.key, s.name, None if s.value == "none" else s.value) for s in found)
 
 
 def _named(values: Mapping[str, object], names: Mapping[str, tuple[str, ...]]) -> Iterator[Said]:

@@ -22,7 +22,6 @@ import numpy as np
 
 from blockc.adapter import Adapter, Delta, deltas
 from blockc.checkpoint import Checkpoint, Tensor
-from blockc.facts import misfits
 from blockc.ir import Function, parameters
 from blockc.layouts import Item, Layout, layout
 from blockc.ops import Array
@@ -162,11 +161,12 @@ def plan(
         for part, target in enumerate(rule.targets)
     }
     tied, unlike = _compared(match, checkpoint, found)
-    if faults := [*misfits(checkpoint.says, function, context), *match.faults, *unlike]:
+    if faults := [*checkpoint.unlike(function, context), *match.faults, *unlike]:
         raise misfit(faults)
     added = _added(function, family, adapters)
     sources = {path: _adapted(found[path], added.get(path, ())) for path in parameters(function)}
-    notes = [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
+    notes = [*checkpoint.notes]
+    notes += [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
     if mode != "pack" and not checkpoint.files:
         mode, notes = "pack", [*notes, "encoded weights cannot be linked: packed"]
     if mode is None and (stranger := _stranger(sources.values(), dtype)):

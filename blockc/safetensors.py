@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from itertools import cycle
@@ -20,13 +20,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from blockc.errors import BlockcError
+from blockc.errors import BlockcError, listed
 from blockc.ops import Array
 
 Shape = tuple[int, ...]
 
 MAX_HEADER = 100_000_000  # bytes; the format's own bound
 MAX_RANK = 8
+HEAD = 64  # bytes by which a file is recognised that is none of weights
 CHUNK = 1 << 22  # numbers that are read at a time
 CACHED = 1 << 20  # bytes that a processor's cache holds
 DTYPES = {
@@ -34,6 +35,18 @@ DTYPES = {
     "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2",
 }  # fmt: skip
 WRITTEN = {np.dtype(code): word for word, code in DTYPES.items() if word != "BF16"}
+
+
+# What a file is whose first bytes are these, where weights are expected, and what to do.
+_FOREIGN: tuple[tuple[bytes, str], ...] = (
+    (b"version https://git-lfs", "a git-lfs pointer, in the place of the weights: fetch them with `git lfs pull`"),
+    (b"<", "an HTML page, as a site gives it in the place of a file: download the file itself"),
+    (b"{", "JSON text"),
+    (b"GGUF", "a GGUF file: call it .gguf"),
+    (b"PK\x03\x04", "an archive as torch.save writes it: pickled weights are never opened"),
+    (b"\x80", "a pickle: pickled weights are never opened"),
+    (b"\x1f\x8b", "a gzip archive: unpack it"),
+)
 
 
 class CheckpointError(BlockcError):
@@ -185,11 +198,16 @@ def _file(path: Path) -> tuple[FileFacts, dict[str, Stored]]:
         size = status.st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(MAX_HEADER, size - 8):
+            file.seek(0)
+            if what := foreign(file.read(HEAD)):
+                raise CheckpointError(f"{path}: not a safetensors file{what}")
             raise CheckpointError(f"{path}: a header of {length} bytes in a file of {size}")
         text = file.read(length)
     header = _json(text, path)
     start = 8 + length
     header.pop("__metadata__", None)
+    if empty := [name for name, entry in header.items() if 0 in (_counts(_object(entry).get("shape")) or ())]:
+        raise CheckpointError(without_elements(path, empty))
     tensors: dict[str, Stored] = {}
     end = 0
     for begin, stop, name, dtype, shape in sorted(_span(path, name, entry) for name, entry in header.items()):
@@ -203,6 +221,20 @@ def _file(path: Path) -> tuple[FileFacts, dict[str, Stored]]:
     if end != size - start:
         raise CheckpointError(f"{path}: a hole of {size - start - end} bytes behind the last tensor")
     return FileFacts(path, size, status.st_mtime_ns, hashlib.sha256(text).hexdigest()), tensors
+
+
+def foreign(head: bytes) -> str:
+    """ ": it is ..." of a file that is none of weights, by its first bytes; nothing where they are strange."""
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    what = next((what for start, what in _FOREIGN if text.startswith(start)), "")
+    return f": it is {what}" if what else ""
+
+
+def without_elements(path: Path, names: Sequence[str]) -> str:
+    """Of tensors of no size, which training in shards writes."""
+    each = [f"empty: {shown(name)}" for name in names]
+    first = f"{path}: tensors without elements, as a run in shards (ZeRO-3, FSDP) saves those that it had not gathered:"
+    return "\n  ".join([first, *listed(each), "gather the parameters, and save them again"])
 
 
 def _span(path: Path, name: str, entry: object) -> tuple[int, int, str, str, Shape]:
@@ -242,7 +274,8 @@ def _json(data: bytes, path: Path) -> dict[str, object]:
     try:
         value = json.loads(data, object_pairs_hook=once)
     except (ValueError, RecursionError):
-        raise CheckpointError(f"{path}: the header is not JSON") from None
+        what = "" if data.startswith(b"{") else foreign(data[:HEAD])
+        raise CheckpointError(f"{path}: the header is not JSON{what}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: the header is not a JSON object")
     return _object(cast(object, value))

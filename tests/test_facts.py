@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from blockc import api
-from blockc.facts import config_says, figures, gguf_says, misfits
+from blockc.facts import config_says, misfits
 from blockc.weights import CheckpointError
-from tests.checkpoints import ROOT, save, tensors, twin
-from tests.test_gguf import write
+from tests.checkpoints import save, tensors, twin
 from tests.test_weights import CASES
 
 
@@ -105,61 +102,3 @@ def test_a_build_names_every_difference_and_writes_nothing(tmp_path: Path) -> No
         ["missing:", "model.norm.weight"],
     ]  # fmt: skip
     assert not (tmp_path / "out").exists()
-
-
-GGUF: dict[str, Any] = {
-    "block_count": 2, "embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": [2, 2],
-    "rope.freq_base": np.float32(5000).item(), "rope.dimension_count": 16, "vocab_size": 128, "context_length": 64,
-    "attention.layer_norm_rms_epsilon": np.float32(1e-5).item(), "feed_forward_length": 96, "rope.scaling.type": "none",
-}  # fmt: skip
-
-
-def gguf_misfits(
-    case: str = "llama", factors: tuple[float, ...] | None = None, said: Mapping[str, Any] | None = None
-) -> list[str]:
-    metadata = {f"llama.{name}": value for name, value in {**GGUF, **(said or {})}.items()}
-    return misfits(gguf_says("llama", metadata, factors), CASES[case].function, 64)
-
-
-def test_gguf_metadata_is_compared() -> None:
-    assert gguf_misfits() == []
-    assert gguf_misfits(
-        said={"rope.freq_base": 10000.0, "attention.layer_norm_rms_epsilon": 1e-6, "context_length": 32}
-    ) == [
-        "unlike: llama.context_length is 32, and the spec's context is longer: 64",
-        "unlike: llama.rope.freq_base is 10000, and the spec's attention.rope.theta is 5000",
-        "unlike: llama.attention.layer_norm_rms_epsilon is 1e-06, and the spec's norm.eps is 1e-05",
-    ]
-    for name, value in (("attention.head_count", 8), ("attention.head_count_kv", [2, 4]), ("rope.dimension_count", 8),
-                        ("attention.sliding_window", 8), ("rope.scaling.type", "yarn"), ("attention.key_length", 32),
-                        ("attn_logit_softcapping", 50.0), ("block_count", 3)):  # fmt: skip
-        (line,) = gguf_misfits(said={name: value})
-        assert line.startswith(f"unlike: llama.{name} is ")
-
-
-def test_the_factors_of_a_scaled_rope_are_compared() -> None:
-    """A GGUF file says the scaling of Llama 3.1 as a tensor, which divides the frequencies."""
-    (factors,) = figures(CASES["llama-tied"].function)["attention.rope.scaling"]
-    assert isinstance(factors, tuple) and len(factors) == 12 and max(factors) == 8 and min(factors) == 1
-    single = tuple(np.asarray(factors, np.float32).tolist())
-    theta: dict[str, Any] = {"rope.freq_base": 10000.0, "rope.dimension_count": 24}
-    assert gguf_misfits("llama-tied", single, theta) == []
-    (line,) = gguf_misfits("llama-tied", (*single[:-1], 32.0), theta)
-    assert line == "unlike: rope_freqs.weight is 1 to 32, and the spec's attention.rope.scaling is 1 to 8"
-    (line,) = gguf_misfits(factors=(1.0,) * 4 + (8.0,) * 4)
-    assert line == "unlike: rope_freqs.weight is 1 to 8, and the spec's attention.rope.scaling is 1"
-
-
-def test_a_gguf_file_and_a_spec_of_another_theta(tmp_path: Path) -> None:
-    model = twin("llama3-8b")
-    (factors,) = figures(model.function)["attention.rope.scaling"]
-    assert isinstance(factors, tuple)
-    extra: Any = {"rope_freqs.weight": np.asarray(factors, np.float32)}
-    write(model, tmp_path / "model.gguf", says={"rope.freq_base": 500000.0}, **extra)
-    api.build(model, tmp_path / "out", proof=False, weights=tmp_path / "model.gguf")
-    other = api.twin(api.compile(ROOT / "specs" / "llama3-8b.yaml", ["attention.rope.theta=10000"]))
-    with pytest.raises(
-        CheckpointError, match=r"llama.rope.freq_base is 500000, and the spec's attention.rope.theta is 10000"
-    ):
-        api.build(other, tmp_path / "other", proof=False, weights=tmp_path / "model.gguf")
-    assert not (tmp_path / "other").exists()

@@ -585,7 +585,7 @@ def test_no_code_asks_for_the_name_of_a_family() -> None:
         for value in compared(node)
         if value in names
     }
-    assert asked == {("gguf.py", "qwen2")}  # a way in which tokenizers split, under its name
+    assert asked == {("tokenizer.py", "qwen2")}  # a way in which tokenizers split, under its name
 
 
 def test_the_page_names_every_model_type_and_every_word() -> None:
