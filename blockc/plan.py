@@ -165,13 +165,27 @@ def plan(
         raise misfit(faults)
     added = _added(function, family, adapters)
     sources = {path: _adapted(found[path], added.get(path, ())) for path in parameters(function)}
-    notes = [*checkpoint.notes]
+    notes = [*checkpoint.notes, *_without(match.dropped, checkpoint)]
+    notes += [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
     notes += [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
     if mode != "pack" and not checkpoint.files:
         mode, notes = "pack", [*notes, "encoded weights cannot be linked: packed"]
     if mode is None and (stranger := _stranger(sources.values(), dtype)):
         mode, notes = "pack", [*notes, f"the checkpoint is in {stranger}, and the model computes in {dtype}: packed"]
     return Plan(sources, checkpoint, mode or "link", dtype, tuple(notes))
+
+
+def _without(dropped: Mapping[str, str], checkpoint: Checkpoint) -> list[str]:
+    """A line for what of a larger model is not its language model."""
+    if not dropped:
+        return []
+    towers = " and ".join(dict.fromkeys(dropped.values()))
+    size = sum(_size(checkpoint.tensors[name]) for name in dropped)
+    return [f"the language model is taken: left out are {len(dropped)} tensors of {towers}, {size:,} bytes"]
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.length if isinstance(tensor, Stored) else math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 def _stranger(sources: Iterable[Source], dtype: Dtype) -> str:

@@ -27,6 +27,7 @@ Shape = tuple[int, ...]
 
 MAX_HEADER = 100_000_000  # bytes; the format's own bound
 MAX_RANK = 8
+LONGEST_AXIS = 1 << 31
 HEAD = 64  # bytes by which a file is recognised that is none of weights
 CHUNK = 1 << 22  # numbers that are read at a time
 CACHED = 1 << 20  # bytes that a processor's cache holds
@@ -206,7 +207,8 @@ def _file(path: Path) -> tuple[FileFacts, dict[str, Stored]]:
     header = _json(text, path)
     start = 8 + length
     header.pop("__metadata__", None)
-    if empty := [name for name, entry in header.items() if 0 in (_counts(_object(entry).get("shape")) or ())]:
+    shapes = {name: _counts(_object(entry).get("shape")) or () for name, entry in header.items()}
+    if empty := [name for name, shape in shapes.items() if 0 in shape and max(shape) <= LONGEST_AXIS]:
         raise CheckpointError(without_elements(path, empty))
     tensors: dict[str, Stored] = {}
     end = 0

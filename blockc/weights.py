@@ -18,8 +18,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from blockc.errors import listed
 from blockc.ir import Function, Param, called, functions, is_call, parameters
 from blockc.layouts import Item, Layout, LayoutError, layout, read_layout
+from blockc.layouts.wrapper import Spelling, wrapper
 from blockc.ops import Array, Attention, Rotary, RotaryInterleaved
 from blockc.safetensors import CheckpointError, read_safetensors, shown, write_safetensors
 
@@ -58,10 +60,11 @@ class Patterns:
     def __iter__(self) -> Iterator[Pattern]:
         return iter(self.each)
 
-    def spelled(self, name: str, prefix: str) -> str:
-        """The name as a file has it that uses this prefix in the first one's stead."""
-        first = self.prefixes[0] if self.prefixes else ""
-        return prefix + name.removeprefix(first) if name.startswith(first) else name
+    @property
+    def spellings(self) -> tuple[Spelling, ...]:
+        """As files may have the names: with each prefix in the first one's stead, or inside a larger model."""
+        own = tuple(Spelling(self.prefixes[0], prefix) for prefix in self.prefixes) or (Spelling(),)
+        return (*own, *wrapper().spellings)
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
     tied = {name: target for name, target in layout.tied.items() if name not in names}
     faults.extend(f"{name} is tied to {to}, which is no parameter" for name, to in tied.items() if to not in params)
     if faults:
-        raise LayoutError("\n  ".join([f"the layout {layout.name} does not fit:", *faults]))
+        raise LayoutError("\n  ".join([f"the layout {layout.name} does not fit:", *listed(faults)]))
     return Patterns(tuple(held), tied, layout.ignored, layout.prefixes)
 
 
@@ -234,7 +237,7 @@ def pack(rules: Rules, params: Mapping[str, Array]) -> dict[str, Array]:
     """Parameters by path to the file's tensors by name: the inverse of `unpack`."""
     wanted = {target: shape for rule in rules for target, shape in zip(rule.targets, rule.shapes, strict=True)}
     if faults := [*_misfits(wanted, params), *_extra(name for name in params if name not in wanted)]:
-        raise CheckpointError("\n  ".join(["the parameters do not fit the layout:", *faults]))
+        raise CheckpointError("\n  ".join(["the parameters do not fit the layout:", *listed(faults)]))
     return {rule.name: _joined(rule, [params[target] for target in rule.targets]) for rule in rules}
 
 
@@ -291,22 +294,40 @@ class Shaped(Protocol):
 
 @dataclass(frozen=True)
 class Matched:
-    """The rules under the names that a checkpoint has, what of it is tied to a parameter, and all that does not fit."""
+    """The rules under the names that a checkpoint has, what of it is tied to a parameter, and all that does not fit.
+
+    `dropped` is what is not of the language model, by the tower that it is of.
+    """
 
     named: Mapping[str, Rule]
     tied: Mapping[str, str]
     faults: tuple[str, ...]
+    dropped: Mapping[str, str]
 
 
 def matched(rules: Rules, tensors: Mapping[str, Shaped]) -> Matched:
     """Names, shapes and types alone: nothing is read."""
     held = rules.patterns
-    prefix = max(held.prefixes or ("",), key=lambda p: sum(held.spelled(rule.name, p) in tensors for rule in rules))
-    named = {held.spelled(rule.name, prefix): rule for rule in rules}
-    tied = {held.spelled(name, prefix): target for name, target in held.tied.items()}
+    spelled = max(held.spellings, key=lambda spelled: sum(spelled(rule.name) in tensors for rule in rules))
+    tied = {spelled(name): target for name, target in held.tied.items()}
+    named = _under_tied_names({spelled(rule.name): rule for rule in rules}, tied, tensors)
     shapes = {name: rule.shape for name, rule in named.items()}
-    faults = [*_misfits(shapes, tensors), *_extra(_left(tensors, {*named, *tied}, held, prefix))]
-    return Matched(named, {name: target for name, target in tied.items() if name in tensors}, tuple(faults))
+    left = list(_left(tensors, {*named, *tied}, held, spelled))
+    dropped = wrapper().dropped(left) if spelled.wrapped else {}
+    faults = [*_misfits(shapes, tensors), *_extra(name for name in left if name not in dropped)]
+    ties = {name: target for name, target in tied.items() if name in tensors and name not in named}
+    return Matched(named, ties, tuple(faults), dropped)
+
+
+def _under_tied_names(
+    named: Mapping[str, Rule], tied: Mapping[str, str], tensors: Mapping[str, Shaped]
+) -> dict[str, Rule]:
+    """Where a file has of two tied tensors only the other one, that is the parameter's."""
+    alone = {target: name for name, target in tied.items() if name in tensors}
+    return {
+        alone[rule.targets[0]] if name not in tensors and rule.plain and rule.targets[0] in alone else name: rule
+        for name, rule in named.items()
+    }
 
 
 def untied(name: str, target: str) -> str:
@@ -314,7 +335,12 @@ def untied(name: str, target: str) -> str:
 
 
 def misfit(faults: Iterable[str]) -> CheckpointError:
-    return CheckpointError("\n  ".join(["the checkpoint does not fit the spec:", *faults]))
+    """Of each kind of fault the first, so that no message grows with a checkpoint."""
+    kinds: dict[str, list[str]] = {}
+    for fault in faults:
+        kinds.setdefault(fault.partition(":")[0], []).append(fault)
+    lines = (line for kind in kinds.values() for line in listed(kind))
+    return CheckpointError("\n  ".join(["the checkpoint does not fit the spec:", *lines]))
 
 
 def parted(rule: Rule, array: Array) -> list[Array]:
@@ -331,9 +357,9 @@ def parted(rule: Rule, array: Array) -> list[Array]:
     return [part.reshape(shape) for part, shape in zip(parts, rule.shapes, strict=True)]
 
 
-def _left(tensors: Iterable[str], known: set[str], held: Patterns, prefix: str) -> Iterator[str]:
+def _left(tensors: Iterable[str], known: set[str], held: Patterns, spelling: Spelling) -> Iterator[str]:
     """What no rule, tie or reason to ignore speaks of."""
-    spelled = (re.escape(held.spelled(name, prefix)).replace(r"\{i\}", "[0-9]+") for name in held.ignored)
+    spelled = (re.escape(spelling(name)).replace(r"\{i\}", "[0-9]+") for name in held.ignored)
     ignored = re.compile("|".join(spelled) or "(?!)")
     return (name for name in tensors if name not in known and not ignored.fullmatch(name))
 

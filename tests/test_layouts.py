@@ -35,12 +35,13 @@ def fitting(held: Layout) -> Iterator[Rules]:
             continue
 
 
-# Of layouts that no bundled spec has, a config.json that has it.
+# Of layouts that no bundled spec has, or not with all of their lines, a config.json that has them.
 IMPORTED: dict[str, dict[str, Any]] = {
     "falcon-serial": {
         "model_type": "falcon", "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False,
         "hidden_size": 128, "num_attention_heads": 8,
     },
+    "opt": {"model_type": "opt", "hidden_size": 128, "num_attention_heads": 8, "word_embed_proj_dim": 64},
     "stablelm-parallel": {"model_type": "stablelm", "use_parallel_residual": True, "use_qkv_bias": True},
 }  # fmt: skip
 
@@ -50,8 +51,8 @@ def of(name: str) -> list[Rules]:
     functions = [twin(spec).function for spec in SPECS if twin(spec).spec.top.checkpoint == name]
     if name in IMPORTED:
         made = from_tree(from_config(json.dumps(IMPORTED[name]).encode(), "config.json", name).tree)
-        assert not functions and made.top.checkpoint == name
-        functions = [compiled(shrink(made)).function]
+        assert made.top.checkpoint == name
+        functions.append(compiled(shrink(made)).function)
     return [rules(layout(name), function, group_sizes(function)) for function in functions]
 
 

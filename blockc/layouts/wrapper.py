@@ -1,0 +1,68 @@
+"""A language model inside a model of images or sound: what its tensors are called there, and what the others are.
+
+One data file, layouts/wrapped/names.yaml, holds for the layouts of all families.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from blockc.errors import listed
+from blockc.layouts import LayoutError
+from blockc.source import parse, plain
+
+FILE = "layouts/wrapped/names.yaml"
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a file spells the names of a layout: those that begin with `old` begin with `new` there."""
+
+    old: str = ""
+    new: str = ""
+    wrapped: bool = False
+
+    def __call__(self, name: str) -> str:
+        return self.new + name.removeprefix(self.old) if name.startswith(self.old) else name
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _Renaming(_Strict):
+    old: str = Field(alias="from", pattern=r"^[a-z_.]*$")
+    new: str = Field(alias="to", pattern=r"^[a-z_.]+$")
+
+
+class Wrapper(_Strict):
+    wrapper: Literal[1]
+    language: list[_Renaming]
+    towers: Mapping[str, str]
+
+    @property
+    def spellings(self) -> tuple[Spelling, ...]:
+        return tuple(Spelling(each.old, each.new, True) for each in self.language)
+
+    def dropped(self, names: Iterable[str]) -> dict[str, str]:
+        """By its name, the tower that a tensor is of: of what belongs to none, nothing."""
+        words = "|".join(map(re.escape, self.towers))
+        found = ((name, re.match(rf"(?:model\.)?({words})(?:\.|$)", name)) for name in names)
+        return {name: tower[1] for name, tower in found if tower}
+
+
+@cache
+def wrapper() -> Wrapper:
+    tree = parse(files("blockc").joinpath(*FILE.split("/")).read_bytes(), FILE)
+    try:
+        return Wrapper.model_validate(plain(tree))
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise LayoutError("\n  ".join([f"{FILE} is not one:", *listed(faults)])) from None
