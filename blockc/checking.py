@@ -83,8 +83,13 @@ def misses(model: Compiled, expectations: bool = True) -> list[Finding]:
         try:
             patterns(layout(name), model.function, group_sizes(model.function))
         except LayoutError as error:
-            place = key_place(model.spec.tree, ("checkpoint",))
+            place, top = key_place(model.spec.tree, ("checkpoint",)), model.spec.tree.place
             hint = "leave checkpoint out for a model of no family"
+            if place.file != top.file:  # the word comes from an import's own map, which nobody can edit
+                place, hint = (
+                    top,
+                    "no layout has the names of such a model's tensors: write its spec without checkpoint",
+                )
             found.append(finding(CHECKPOINT, place, " ".join(str(error).split()), hint=hint))
     return found
 

@@ -167,7 +167,6 @@ def plan(
     sources = {path: _adapted(found[path], added.get(path, ())) for path in parameters(function)}
     notes = [*checkpoint.notes, *_without(match.dropped, checkpoint)]
     notes += [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
-    notes += [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
     if mode != "pack" and not checkpoint.files:
         mode, notes = "pack", [*notes, "encoded weights cannot be linked: packed"]
     if mode is None and (stranger := _stranger(sources.values(), dtype)):
