@@ -136,7 +136,7 @@ def deltas(rules: Rules, adapters: Sequence[Adapter]) -> dict[str, tuple[Delta, 
 def _named(rules: Rules, adapter: Adapter) -> Mapping[str, Rule]:
     """The rules under the names that the adapter uses: with the prefix that most of its modules have."""
     held = rules.patterns
-    choices = [{held.spelled(rule.name, prefix): rule for rule in rules} for prefix in held.prefixes or ("",)]
+    choices = [{spelled(rule.name): rule for rule in rules} for spelled in held.spellings]
     return max(choices, key=lambda names: sum(f"{product.module}.weight" in names for product in adapter.products))
 
 
