@@ -21,11 +21,13 @@ from blockc.adapter import open_adapter
 from blockc.checking import check_file, check_text, misses
 from blockc.checkpoint import has_weights, open_checkpoint
 from blockc.compile import PORTABLE, Compiled, compiled
+from blockc.distribution import specs
 from blockc.errors import BlockcError
 from blockc.importing import config_file, read_config, spec_text
 from blockc.ir import Function, Value, called, is_call
 from blockc.ops import Add, Array
 from blockc.plan import Mode, Plan, plan
+from blockc.progress import Progress, silent
 from blockc.proof import Proof, prove, targets_of
 from blockc.report import Report, report
 from blockc.shrink import shrink
@@ -108,9 +110,7 @@ def _fits(model: Compiled, folder: Path) -> None:
 
 def bundled() -> dict[str, Path]:
     """The specs that come with blockc, by name."""
-    inside = Path(__file__).parent / "specs"
-    folder_ = inside if inside.is_dir() else Path(__file__).parent.parent / "specs"
-    return {path.stem: path for path in sorted(folder_.glob("*.yaml"))}
+    return specs()
 
 
 def spec_files(path: Path) -> list[Path]:
@@ -191,6 +191,7 @@ def build(
     deep: bool = False,
     adapters: Sequence[Path | str] = (),
     force: bool = False,
+    progress: Progress = silent,
 ) -> Built:
     """Writes model.py, model.onnx, graph.txt, report.json, spec.resolved.yaml, verify.json, manifest.json to `out`.
 
@@ -205,7 +206,8 @@ def build(
 
     `target` says what model.onnx is for: any runtime, or a provider of onnxruntime in its own operators; the float type
     that it computes in; whose logits it gives; and how it holds its cache. `runtime` genai adds the files with which
-    onnxruntime-genai loads the folder; raises GenaiError where it would not run.
+    onnxruntime-genai loads the folder; raises GenaiError where it would not run. `progress` is called while the proof
+    runs and while weights are read, with what is done, how much of it, and of how much.
 
     Files in `out` that no build left there are not replaced, unless `force` is given: raises FolderError. Whatever is
     given, no file is touched whose name no build writes.
@@ -224,10 +226,10 @@ def build(
         planned = replace(planned, joined=model.parts(target))
     proof = proof or require_proof
     output = folder.prepared(model, place, planned, proof, runtime, force)
-    proved = prove(twin(model), targets=targets_of(target)) if proof else None
+    proved = prove(twin(model), targets=targets_of(target), progress=progress) if proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
         raise NotProvedError(proved)
-    written = folder.write(model, output, target, proved, planned, runtime, deep)
+    written = folder.write(model, output, target, proved, planned, runtime, deep, progress)
     notes = (*written.notes, *_not_run(target), *_left_unfused(model, target), *_cut_short(model, runtime))
     return Built(written.files, proved, notes)
 
@@ -263,11 +265,16 @@ def _planned(model: Compiled, weights: Path, mode: Mode | None, target: Target, 
     return plan(model.function, open_checkpoint(weights), top.checkpoint, mode, target.dtype, top.context, opened)
 
 
-def verify(path: Path | str, assignments: Sequence[str] = (), *, deep: bool = False) -> folder.Checked:
-    """The golden matrix of a spec's twin, or of the files in a build's folder; `deep` reads its linked tensors too."""
+def verify(
+    path: Path | str, assignments: Sequence[str] = (), *, deep: bool = False, progress: Progress = silent
+) -> folder.Checked:
+    """The golden matrix of a spec's twin, or of the files in a build's folder; `deep` reads its linked tensors too.
+
+    `progress` is called as in `build`.
+    """
     if Path(path).is_dir():
-        return folder.check(Path(path), deep=deep)
-    return folder.Checked((), (), prove(twin(compile(path, assignments))))
+        return folder.check(Path(path), deep, progress)
+    return folder.Checked((), (), prove(twin(compile(path, assignments)), progress=progress))
 
 
 @dataclass(frozen=True)

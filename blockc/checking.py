@@ -14,10 +14,12 @@ from blockc.compile import Compiled, compiled
 from blockc.diagnostics import CODES
 from blockc.diagnostics.advice import IDLE_IGNORE
 from blockc.diagnostics.figures import CHECKPOINT
+from blockc.distribution import layout_names
 from blockc.policy import Policy
 from blockc.report import expect_misses
-from blockc.source import Finding, Ignore, SpecError, finding, ignores, key_place, override, parse, read_bytes
+from blockc.source import Finding, Ignore, SpecError, finding, ignores, key_place, override, parse, read_bytes, suggest
 from blockc.spec import from_tree
+from blockc.spec.faults import value_place
 from blockc.weights import LayoutError, group_sizes, layout, patterns
 
 PAYS = 24  # files from which on more processes are faster than one
@@ -80,6 +82,8 @@ def misses(model: Compiled, expectations: bool = True) -> list[Finding]:
     """What a verified graph can still be wrong in: a figure of `expect`, and the checkpoint's layout."""
     found = expect_misses(model.spec, model.decoder, model.function) if expectations else []
     if name := model.spec.top.checkpoint:
+        if name not in (known := layout_names()):
+            return [*found, _no_layout(model, name, known)]
         try:
             patterns(layout(name), model.function, group_sizes(model.function))
         except LayoutError as error:
@@ -92,6 +96,14 @@ def misses(model: Compiled, expectations: bool = True) -> list[Finding]:
                 )
             found.append(finding(CHECKPOINT, place, " ".join(str(error).split()), hint=hint))
     return found
+
+
+def _no_layout(model: Compiled, name: str, known: Sequence[str]) -> Finding:
+    near = suggest(name, known)
+    hint = f"did you mean {near}?" if near else "leave checkpoint out for a model of no family"
+    place = value_place(model.spec.tree, ("checkpoint",))
+    expected = "one of " + ", ".join(known)
+    return finding(CHECKPOINT, place, "checkpoint: no such layout", expected=expected, got=name, hint=hint)
 
 
 def _heard(found: Iterable[Finding], comments: list[Ignore], whole: bool) -> list[Finding]:

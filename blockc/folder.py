@@ -42,6 +42,7 @@ from blockc.ownership import Output
 from blockc.plan import DATA, Plan, Reference, cannot_link, joined_references, link, packed_references
 from blockc.plan import plan as make_plan
 from blockc.plan import write as write_data
+from blockc.progress import Progress, silent
 from blockc.proof import Proof, prove, targets_of
 from blockc.safetensors import Stored, shown
 from blockc.shrink import shrink
@@ -127,6 +128,7 @@ def write(
     plan: Plan | None = None,
     runtime: Runtime | None = None,
     deep: bool = False,
+    progress: Progress = silent,
 ) -> Written:
     """Writes the build, its weights by the plan if there is one, and what a runtime wants beside it. All or nothing.
 
@@ -139,7 +141,7 @@ def write(
     if runtime is not None:
         files |= _for_genai(model, target, plan)
     with staging(output.folder) as stage:
-        plan, weights = (None, None) if plan is None else _weights(plan, stage, output.folder, deep)
+        plan, weights = (None, None) if plan is None else _weights(plan, stage, output.folder, deep, progress)
         files[MODEL] = _onnx(model, target, None if plan is None else plan.references)
         files |= plan.checkpoint.companions if plan else {}
         said: dict[str, Any] = stated(model, target) | {
@@ -158,7 +160,7 @@ def write(
     return Written(tuple(output.folder / name for name in (*files, *large)), plan.notes if plan else ())
 
 
-def _weights(plan: Plan, stage: Path, out: Path, deep: bool) -> tuple[Plan, Weights]:
+def _weights(plan: Plan, stage: Path, out: Path, deep: bool, progress: Progress) -> tuple[Plan, Weights]:
     """Links and packs into the staging folder. (The plan as it went; what the manifest says of it.)"""
     try:
         link(plan, stage)
@@ -171,7 +173,7 @@ def _weights(plan: Plan, stage: Path, out: Path, deep: bool) -> tuple[Plan, Weig
         plan = replace(plan, mode="pack", notes=(*plan.notes, why))
     digests: dict[str, str] | None = {} if deep else None
     try:
-        written = write_data(plan, stage / DATA, digests)
+        written = write_data(plan, stage / DATA, digests, progress)
     except OSError as error:  # a write has no name in it
         raise OSError(error.errno, error.strerror, error.filename or str(out / DATA)) from None
     data = Data(name=DATA, size=written.size, sha256=written.sha256) if written else None
@@ -219,7 +221,7 @@ class Checked:
     proof: Proof | None
 
 
-def check(folder: Path, deep: bool = False) -> Checked:
+def check(folder: Path, deep: bool = False, progress: Progress = silent) -> Checked:
     """Everything that the manifest states, then the proof. Nothing is written.
 
     Of a build small enough the model.onnx is run as it lies there. A larger one, and one with weights, must be, byte
@@ -234,7 +236,7 @@ def check(folder: Path, deep: bool = False) -> Checked:
     changed = [name for name, hash_ in manifest.files.items() if digest_of(folder / name) != hash_]
     changed += _changed_weights(folder, manifest)
     if deep and weights is not None and not changed:
-        changed += _changed_tensors(folder, weights)
+        changed += _changed_tensors(folder, weights, progress)
     if changed:
         return Checked(tuple(changed), (), None)
     onnx = bounded(folder / MODEL, MAX_MODEL)
@@ -245,7 +247,7 @@ def check(folder: Path, deep: bool = False) -> Checked:
     if unlike:
         return Checked((), tuple(unlike), None)
     if weights is None and model.parameters <= RUNNABLE:
-        return _run(model, folder, target, onnx)
+        return _run(model, folder, target, onnx, progress)
     references, unlike = (None, []) if weights is None else _references(model, folder, manifest)
     if unlike:
         return Checked((), tuple(f"{MANIFEST}: weights.{key}" for key in unlike), None)
@@ -253,17 +255,17 @@ def check(folder: Path, deep: bool = False) -> Checked:
         return Checked((), (MODEL,), None)
     if weights is not None:
         _open(folder / MODEL, target.dtype)
-    return Checked((), (), prove(compiled(shrink(model.spec))))
+    return Checked((), (), prove(compiled(shrink(model.spec)), progress=progress))
 
 
-def _run(model: Compiled, folder: Path, target: Target, onnx: bytes) -> Checked:
+def _run(model: Compiled, folder: Path, target: Target, onnx: bytes, progress: Progress) -> Checked:
     """The files as they lie there. What they are fed with goes by the target, so that must be the graph's."""
     from blockc.emit.external import operators, signature
 
     wanted = _onnx(model, target, None)
     if signature(onnx) != signature(wanted):
         return Checked((), (MODEL,), None)
-    proof = prove(model, folder / "model.py", (target, onnx), targets_of(target))
+    proof = prove(model, folder / "model.py", (target, onnx), targets_of(target), progress)
     other = proof.holds and operators(onnx) != operators(wanted)
     return Checked((), (MODEL,), None) if other else Checked((), (), proof)
 
@@ -288,13 +290,14 @@ def _changed_weights(folder: Path, manifest: Manifest) -> list[str]:
     return changed
 
 
-def _changed_tensors(folder: Path, weights: Weights) -> list[str]:
+def _changed_tensors(folder: Path, weights: Weights, progress: Progress) -> list[str]:
     """What a linked file's size and header do not tell: the tensors whose bytes are others."""
     if weights.tensors is None:
         raise FolderError(f"{folder / MANIFEST}: holds no digests of linked tensors: build the folder with --deep")
     tensors = linked_checkpoint(folder, [source.name for source in weights.sources]).tensors
     changed: list[str] = []
-    for name, hash_ in weights.tensors.items():
+    for count, (name, hash_) in enumerate(weights.tensors.items()):
+        progress("comparing tensors", count, len(weights.tensors))
         stored, now = tensors.get(name), hashlib.sha256()
         for part in stored.raw() if isinstance(stored, Stored) else ():
             now.update(part.data)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from blockc.errors import BlockcError, listed
+from blockc.expected import expected
 
 MOST = 1 << 24  # bytes, of a file that nothing says more of
 Model = TypeVar("Model", bound=BaseModel)
@@ -64,7 +65,9 @@ def typed(path: Path, model: type[Model], most: int = MOST) -> Model:
     try:
         return model.model_validate_json(data, strict=True)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, each['loc'])) or 'the object'}: {each['msg']}" for each in error.errors()]
+        faults = [
+            f"{'.'.join(map(str, each['loc'])) or 'the object'}: expected {expected(each)}" for each in error.errors()
+        ]
         raise FileError("\n  ".join([f"{path}: not as blockc writes it:", *listed(faults)])) from None
 
 

@@ -22,7 +22,7 @@ from blockc.build import build
 from blockc.errors import BlockcError
 from blockc.fmt import ORDERS, number
 from blockc.ir import parameters
-from blockc.source import Mapping, parse, plain
+from blockc.source import Mapping, SpecError, parse, plain
 from blockc.source.text import resolve
 from blockc.spec import Spec, from_tree
 
@@ -92,7 +92,13 @@ class Family:
         return one + (two - one) * (sizes.depth // self.tile - 1)
 
     def _count(self, sizes: Sizes) -> int:
-        function = build(elaborate(_spec(self.with_sizes(sizes))))
+        try:
+            function = build(elaborate(_spec(self.with_sizes(sizes))))
+        except SpecError as error:  # its places are in a text that nobody has written
+            why = error.findings[0].message
+            raise NoDesignError(
+                f"a design of {self.name}'s ratios and width {sizes.width} would be wrong: {why}"
+            ) from None
         return sum(param.size for param in parameters(function).values())
 
 

@@ -22,10 +22,12 @@ import numpy as np
 
 from blockc.adapter import Adapter, Delta, deltas
 from blockc.checkpoint import Checkpoint, Tensor
+from blockc.errors import listed
 from blockc.ir import Function, parameters
 from blockc.layouts import Item, Layout, layout
 from blockc.ops import Array
 from blockc.passes import Parts
+from blockc.progress import Progress, silent
 from blockc.safetensors import DTYPES, CheckpointError, FileFacts, Shape, Stored, widened
 from blockc.target import Dtype
 from blockc.weights import Matched, Rule, group_sizes, matched, misfit, parted, rules, untied
@@ -260,7 +262,7 @@ class Written:
     sha256: str
 
 
-def write(plan: Plan, path: Path, digests: dict[str, str] | None = None) -> Written | None:
+def write(plan: Plan, path: Path, digests: dict[str, str] | None = None, progress: Progress = silent) -> Written | None:
     """Reads every parameter once: what is packed goes to the data file at `path`, None where nothing is.
 
     Never more than one tensor and its parts are in memory, of plain ones a few pieces. What is linked is read too;
@@ -270,14 +272,15 @@ def write(plan: Plan, path: Path, digests: dict[str, str] | None = None) -> Writ
     bad: dict[str, str] = {}
     with ThreadPoolExecutor(READERS) as readers:
         looked = readers.map(partial(_looked_at, digest=digests is not None), plan.linked.values())
-        for param, (peak, digest) in zip(plan.linked, looked, strict=True):
+        for count, (param, (peak, digest)) in enumerate(zip(plan.linked, looked, strict=True)):
+            progress("reading weights", count, len(plan.linked))
             name = plan.sources[param].name
             _check(name, peak, plan.dtype, bad)
             if digests is not None:
                 digests[name] = digest
-    written = _write_packed(plan, path, bad) if plan.packed else None
+    written = _write_packed(plan, path, bad, progress) if plan.packed else None
     if bad:
-        raise CheckpointError("\n  ".join(["the checkpoint's numbers are not usable:", *bad.values()]))
+        raise CheckpointError("\n  ".join(["the checkpoint's numbers are not usable:", *listed([*bad.values()])]))
     return written
 
 
@@ -292,13 +295,15 @@ def _looked_at(stored: Stored, digest: bool) -> tuple[float, str]:
     return float(widened(bits.view(DTYPES[stored.word]), stored.word)[0]), sha256.hexdigest()
 
 
-def _write_packed(plan: Plan, path: Path, bad: dict[str, str]) -> Written:
+def _write_packed(plan: Plan, path: Path, bad: dict[str, str], progress: Progress) -> Written:
     with path.open("wb", buffering=0) as file, _Ahead(file) as data:
+        whole = max(reference.offset + reference.length for reference in plan.packed.values())
         for param, reference in plan.packed.items():
             data.put(bytes(reference.offset - data.end))
             for piece in _pieces(plan.sources[param], plan.dtype):
                 _check(plan.sources[param].name, largest(piece), plan.dtype, bad)
                 data.put(narrowed(piece, plan.dtype).reshape(-1).view(np.uint8).data)
+                progress("packing weights", data.end, whole)
     return Written(data.end, data.digest.hexdigest())
 
 

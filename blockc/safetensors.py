@@ -173,8 +173,12 @@ def _sharded(index: Path) -> tuple[dict[str, Stored], list[FileFacts]]:
     if index.stat().st_size > MAX_HEADER:
         raise CheckpointError(f"{index}: longer than {MAX_HEADER} bytes")
     shards = _object(_json(index.read_bytes(), index).get("weight_map"))
-    if odd := [s for s in shards.values() if not re.fullmatch(r"[A-Za-z0-9_.-]+\.safetensors", str(s))] or not shards:
-        raise CheckpointError(f"{index}: weight_map gives each tensor a .safetensors file beside it, not {shown(odd)}")
+    if not shards:
+        raise CheckpointError(f"{index}: has no weight_map, which names a .safetensors file beside it for each tensor")
+    for name, file in shards.items():
+        if not isinstance(file, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+\.safetensors", file):
+            what = f"tensor {shown(name)} has {shown(json.dumps(file))}"
+            raise CheckpointError(f"{index}: weight_map names a .safetensors file beside it for each tensor; {what}")
     tensors: dict[str, Stored] = {}
     files: list[FileFacts] = []
     for shard in sorted({str(shard) for shard in shards.values()}):
@@ -184,7 +188,7 @@ def _sharded(index: Path) -> tuple[dict[str, Stored], list[FileFacts]]:
             raise CheckpointError(f"{index}: tensor {shown(stray[0])} of {shard} is not placed there")
         tensors |= found
     if absent := shards.keys() - tensors.keys():
-        raise CheckpointError(f"{index}: no file holds {', '.join(map(shown, sorted(absent)))}")
+        raise CheckpointError(f"{index}: no file holds {', '.join(listed([shown(name) for name in sorted(absent)]))}")
     return tensors, files
 
 

@@ -494,4 +494,5 @@ def test_requests_that_do_not_fit_are_refused_before_anything_is_measured(
         assert why in err and "turns" not in err and out == ""
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     assert bench(build, "--plot", tmp_path / "x.svg") == 3
-    assert "matplotlib, which is missing: pip install 'blockc[bench]'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "--plot: the package matplotlib is missing: `pip install '.[bench]'` in a clone of blockc" in said

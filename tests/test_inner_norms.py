@@ -35,7 +35,8 @@ REFUSED: dict[str, tuple[str, str]] = {
         "attention: {heads: 2, qk_norm: {over: head, weight: false, weights: own}}", "has none that heads could share",
     ),
     "offset of none": (
-        "attention: {heads: 2, qk_norm: {over: head, weight: false, offset: 1}}", "offset is part of a norm whose weights",
+        "attention: {heads: 2, qk_norm: {over: head, weight: false, offset: 1}}",
+        "offset is part of a norm whose weights",
     ),
     "bias of rms": ("attention: {heads: 2, qk_norm: {over: head, weights: shared, bias: true}}", "an rms norm has no"),
     "bias of each head": (

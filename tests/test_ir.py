@@ -382,11 +382,11 @@ def test_watching_sees_every_value_by_its_path() -> None:
 # Rooms: each imports only from those before it
 
 ROOMS = (
-    "errors", "jsonfile", "diagnostics", "source", "ir", "ops", "parts", "spec", "algebra", "build", "target", "passes",
-    "interp", "shrink", "report", "show", "layouts", "safetensors", "facts", "gguf", "checkpoint", "weights", "adapter",
-    "plan", "emit", "compile", "genai", "manifest", "proof", "runtime", "bench", "ownership", "staging", "folder",
-    "advice", "policy", "checking", "formats", "fmt", "newspec", "importing", "diff", "doctor", "api", "cli",
-    "__main__",
+    "errors", "expected", "jsonfile", "distribution", "progress", "diagnostics", "source", "ir", "ops", "parts",
+    "spec", "algebra", "build", "target", "passes", "interp", "shrink", "report", "show", "layouts", "safetensors",
+    "facts", "gguf", "checkpoint", "weights", "adapter", "plan", "emit", "compile", "genai", "manifest", "proof",
+    "runtime", "bench", "ownership", "staging", "folder", "advice", "policy", "checking", "formats", "fmt", "newspec",
+    "importing", "diff", "doctor", "api", "cli", "__main__",
 )  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FRAMEWORKS = {"torch", "onnx", "onnxruntime", "onnxscript", "transformers", "safetensors"}

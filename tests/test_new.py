@@ -143,7 +143,7 @@ def test_a_budget_that_no_design_meets() -> None:
 
 
 def test_a_spec_is_written(tmp_path: Path) -> None:
-    code, out, _ = run("my-100b", "--like", "llama3-8b", "--parameters", "100e9", cwd=tmp_path)
+    code, out, _ = run("my-100b", "--like", "llama3-8b", "--parameters", "100B", cwd=tmp_path)
     text = (tmp_path / "my-100b.yaml").read_text()
     assert code == 0 and api.check(tmp_path / "my-100b.yaml") == ()
     assert text.startswith(
@@ -151,7 +151,7 @@ def test_a_spec_is_written(tmp_path: Path) -> None:
     )
     assert "# The budget: 1e11 parameters; this has -1.5%\n" in text
     page = (ROOT / "docs" / "ci.md").read_text()
-    assert f"$ blockc new my-100b --like llama3-8b --parameters 100e9\n{out}```" in page
+    assert f"$ blockc new my-100b --like llama3-8b --parameters 100B\n{out}```" in page
 
 
 def test_without_a_budget_the_sizes_stay(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_without_a_budget_the_sizes_stay(tmp_path: Path) -> None:
         (["a", "--like", "gpt2", "--parameters", "-1"], 2, "expected a number from 1e3 to 1e15"),
         (["a", "--like", "block-4x4", "--parameters", "1e9"], 1, "would not be clean"),
         (["a", "--like", "gpt2", "--parameters", "2e3"], 1, "no design of gpt2's ratios has 2e3 parameters within 3%"),
-        (["there", "--like", "gpt2"], 2, "there.yaml: is there already; --force writes over it"),
+        (["there", "--like", "gpt2"], 2, "there.yaml: is there already; give --force to write over it"),
     ],
 )
 def test_what_is_refused_writes_nothing(arguments: Sequence[str], code: int, message: str, tmp_path: Path) -> None:

@@ -370,7 +370,8 @@ def test_run_without_weights_a_tokenizer_or_a_package(
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
             assert run(folder, "--prompt", "a") == 3
-        assert f"the package {package} is missing: pip install 'blockc[run]'" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"the package {package} is missing: `pip install '.[run]'` in a clone of blockc" in said
 
 
 def test_an_interrupt_ends_a_run_at_once(folder: Path) -> None:

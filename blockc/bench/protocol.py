@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from blockc.distribution import missing
 from blockc.errors import BlockcError
 
 Handler = Callable[..., dict[str, Any]]
@@ -55,7 +56,7 @@ def _answer(handlers: Mapping[str, Handler], do: str, request: Mapping[str, Any]
     except WorkerError as error:
         return {"error": str(error), "environment": error.environment}
     except ModuleNotFoundError as error:
-        return {"error": f"the package {error.name} is missing: pip install 'blockc[cpu]'", "environment": True}
+        return {"error": missing(error.name, "cpu"), "environment": True}
     except Exception as error:  # a worker that goes on can say what happened
         said = str(error).splitlines() or [""]
         return {"error": f"{type(error).__name__}: {said[0][:300]}"}

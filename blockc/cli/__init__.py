@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
-import typer
-
-from blockc.cli import bench, build, check, diff, doctor, explain, fmt, importing, new, run, schema, show, trace, verify
+from blockc.cli import (
+    bench,
+    build,
+    check,
+    diff,
+    doctor,
+    explain,
+    fmt,
+    importing,
+    listing,
+    new,
+    run,
+    schema,
+    show,
+    terminal,
+    trace,
+    verify,
+)
 from blockc.cli.common import app, guarded
 
 __all__ = [
@@ -21,6 +35,7 @@ __all__ = [
     "fmt",
     "guarded",
     "importing",
+    "listing",
     "main",
     "new",
     "run",
@@ -31,14 +46,7 @@ __all__ = [
 ]
 
 
-@app.callback()
-def options(
-    context: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> None:
-    context.obj = debug
-
-
 def main() -> None:
     """Runs a command; every error becomes a message and an exit code."""
+    terminal.prepare()
     sys.exit(guarded(lambda: app(standalone_mode=False)))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blockc.cli.common import ENVIRONMENT, USAGE, WRONG, app, plain, stop, there
-from blockc.cli.files import write_whole
+from blockc.cli.common import ENVIRONMENT, USAGE, WRONG, app, plain, say, stop, there
+from blockc.cli.files import Output, in_a_folder, write_whole
+from blockc.cli.terminal import emit
 
 if TYPE_CHECKING:
     from blockc.bench.measure import Bench, Measure
@@ -45,12 +45,10 @@ def bench(
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="How often each candidate has its turn.")] = 5,
     ep: Annotated[Ep, typer.Option(help="The provider of onnxruntime to run on.")] = Ep.cpu,
     format_: Annotated[Format, typer.Option("--format", help="For people or programs.")] = Format.text,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write to a file, whole or not at all.", dir_okay=False),
-    ] = None,
+    output: Output = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it too, as .svg or .png.", dir_okay=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw it too, as .svg or .png.", dir_okay=False, callback=in_a_folder),
     ] = None,
 ) -> None:
     """Measure prefill and decode of builds by turns, each in a process of its own, beside the machine's floor."""
@@ -62,14 +60,14 @@ def bench(
     ]
     if not measures:
         stop(USAGE, "nothing to measure: give --prefill or --decode")
-    _refuse_files(output, plot)
+    _refuse_plot(plot)
     folders = [there(path) for path in (folder, *against)]
     made = _measured(folders, measures, ep, threads, turns)
     from blockc.bench import tables
 
     said = (tables.text if format_ is Format.text else tables.as_json)(made) + "\n"
     if output is None:
-        sys.stdout.write(said)
+        emit(said)
     else:
         write_whole(output, said)
     if plot is not None:
@@ -86,39 +84,36 @@ def _numbers(option: str, text: str) -> list[int]:
     return list(dict.fromkeys(map(int, words)))
 
 
-def _refuse_files(output: Path | None, plot: Path | None) -> None:
+def _refuse_plot(path: Path | None) -> None:
     """Before anything is measured."""
-    for path in (output, plot):
-        if path is not None and not path.parent.is_dir():
-            stop(USAGE, f"{plain(str(path.parent))}: no such folder")
-    if plot is not None:
-        _refuse_plot(plot)
-
-
-def _refuse_plot(path: Path) -> None:
     from importlib.util import find_spec
 
+    from blockc.distribution import missing
+
+    if path is None:
+        return
     if path.suffix not in PICTURES:
         stop(USAGE, f"--plot {plain(str(path))}: expected a name that ends in {' or '.join(PICTURES)}")
     if find_spec("matplotlib") is None:
-        stop(ENVIRONMENT, "--plot draws with the package matplotlib, which is missing: pip install 'blockc[bench]'")
+        stop(ENVIRONMENT, f"--plot: {missing('matplotlib')}")
 
 
 def _measured(folders: list[Path], measures: list[Measure], ep: Ep, threads: int | None, turns: int) -> Bench:
     from blockc.bench.measure import entries, measured
     from blockc.bench.protocol import WorkerError
+    from blockc.distribution import missing
     from blockc.runtime import SessionError
 
     try:
         found = entries(folders[0], folders[1:])
         return measured(found, measures, provider=ep.value, threads=threads, turns=turns, said=_progress)
     except ModuleNotFoundError as error:
-        stop(ENVIRONMENT, f"the package {error.name} is missing: pip install 'blockc[cpu]'")
+        stop(ENVIRONMENT, missing(error.name, "cpu"))
     except WorkerError as error:
-        stop(ENVIRONMENT if error.environment else WRONG, plain(str(error)))
+        stop(ENVIRONMENT if error.environment else WRONG, str(error))
     except SessionError as error:
-        stop(WRONG, plain(str(error)))
+        stop(WRONG, str(error))
 
 
 def _progress(line: str) -> None:
-    print(f"blockc: {plain(line)}", file=sys.stderr, flush=True)
+    say(line)

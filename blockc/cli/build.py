@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Set, SpecPath, app, model_file, plain, stop, there
+from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Quiet, Set, SpecPath, app, plain, stop, there
+from blockc.cli.specs import model_file
+from blockc.cli.terminal import Progress
 
 if TYPE_CHECKING:
     from blockc.target import Logits
@@ -115,6 +117,7 @@ def build(
         typer.Option("--target", help="Add the files with which this runtime loads the folder: onnxruntime-genai."),
     ] = None,
     assignments: Set = NOTHING,
+    quiet: Quiet = False,
 ) -> None:
     """Write model.py, model.onnx and their report, all or nothing, and prove the spec's tiny twin."""
     from blockc import api
@@ -155,21 +158,25 @@ def build(
     )
     model = api.compile(file, assignments)
     try:
-        built = api.build(
-            model,
-            out,
-            target=target,
-            proof=not no_verify,
-            require_proof=require_proof,
-            weights=None if weights is None else there(weights),
-            mode="pack" if pack else weights_mode.value if weights_mode else None,
-            runtime=None if runtime is None else runtime.value,
-            deep=deep,
-            adapters=[there(folder) for folder in adapter],
-            force=force,
-        )
+        with Progress(quiet) as progress:
+            built = api.build(
+                model,
+                out,
+                target=target,
+                proof=not no_verify,
+                require_proof=require_proof,
+                weights=None if weights is None else there(weights),
+                mode="pack" if pack else weights_mode.value if weights_mode else None,
+                runtime=None if runtime is None else runtime.value,
+                deep=deep,
+                adapters=[there(folder) for folder in adapter],
+                force=force,
+                progress=progress,
+            )
     except api.NotProvedError as error:
         stop(ENVIRONMENT if error.proof.holds else WRONG, f"{error}; nothing was written")
+    if quiet:
+        return
     for note in built.notes:
         print(plain(note))
     for path in built.files:

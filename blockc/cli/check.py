@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blockc.cli.common import NOTHING, USAGE, WRONG, Set, app, plain, stop
-from blockc.cli.files import STDIN, spec_files, write_whole
+from blockc.cli.common import NOTHING, USAGE, WRONG, Quiet, Set, app, complete_spec, plain, stop
+from blockc.cli.files import STDIN, Output, spec_files, write_whole
+from blockc.cli.terminal import emit
 
 if TYPE_CHECKING:
     from blockc.formats import Checked
@@ -30,21 +31,25 @@ def check(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH...", help="Spec files, folders of them, quoted globs, or - for stdin.", show_default=False
+            metavar="PATH...",
+            help="Spec files, folders of them, quoted globs, names of specs that come with blockc, or - for stdin.",
+            show_default=False,
+            autocompletion=complete_spec,
         ),
     ],
     assignments: Set = NOTHING,
     policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Bounds that every spec must keep.", exists=True, dir_okay=False)
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings are held against a spec too.")] = False,
-    format_: Annotated[Format, typer.Option("--format", help="For people, programs or services.")] = Format.text,
-    output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write to a file, whole or not at all.", dir_okay=False),
+        typer.Option(metavar="FILE", help="A file of bounds that every spec must keep.", exists=True, dir_okay=False),
     ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Count a spec with warnings as wrong.")] = False,
+    format_: Annotated[
+        Format, typer.Option("--format", help="How findings are written: for people, programs or services.")
+    ] = Format.text,
+    output: Output = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Read specs and say what is wrong, at file:line:column. Exit code 1 if anything is."""
+    """Check specs and print what is wrong, at file:line:column. The exit code is 1 if anything is."""
     from blockc.formats import FORMATS
 
     files = spec_files(paths)
@@ -52,12 +57,12 @@ def check(
         stop(USAGE, f"no spec files at {', '.join(map(plain, paths))}")
     checked = _checked(files, assignments, policy, strict)
     if output is None and format_ is Format.text:
-        wrong = _print(checked)
+        wrong = _print(checked, quiet)
     else:
         every = list(checked)
         said, wrong = FORMATS[format_.value](every), any(each.wrong for each in every)
         if output is None:
-            sys.stdout.write(said)
+            emit(said)
         else:
             write_whole(output, said)
     if wrong:
@@ -67,6 +72,7 @@ def check(
 def _checked(files: Sequence[str], assignments: Sequence[str], policy: Path | None, strict: bool) -> Iterator[Checked]:
     """In the order of the files."""
     from blockc.checking import check_files, check_text
+    from blockc.formats import STDIN as IN
     from blockc.formats import Checked
     from blockc.policy import load_policy
     from blockc.source import MAX_BYTES
@@ -76,13 +82,13 @@ def _checked(files: Sequence[str], assignments: Sequence[str], policy: Path | No
     for file in files:
         if file == STDIN:
             data = sys.stdin.buffer.read(MAX_BYTES + 1)
-            yield Checked("<stdin>", check_text(data, "<stdin>", assignments, bounds), strict)
+            yield Checked(IN, check_text(data, IN, assignments, bounds), strict)
         else:
             yield Checked(file, next(named), strict)
 
 
-def _print(checked: Iterator[Checked]) -> bool:
-    """Findings to stderr, what is right to stdout, as they come; whether anything is wrong."""
+def _print(checked: Iterator[Checked], quiet: bool) -> bool:
+    """Findings to stderr as they come, and to stdout what is right, if that is wanted. Whether anything is wrong."""
     from blockc.formats import text
 
     every: list[Checked] = []
@@ -90,7 +96,7 @@ def _print(checked: Iterator[Checked]) -> bool:
         found, right = text.lines(each)
         if found:
             print(found, file=sys.stderr)
-        if right:
+        if right and not quiet:
             print(right)
         every.append(each)
     if said := text.verdict(every):

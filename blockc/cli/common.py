@@ -1,32 +1,109 @@
-"""What every command of the command line shares: exit codes, arguments, and how it speaks."""
+"""What every command of the command line shares: exit codes, arguments, global options, and how commands end."""
 
 from __future__ import annotations
 
-import os
+import inspect
+import io
 import sys
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
+
+from blockc.cli import terminal
+from blockc.cli.terminal import lines, plain, say
 
 if TYPE_CHECKING:
     from blockc.source import Finding
 
-app = typer.Typer(
+OK, WRONG, USAGE, ENVIRONMENT, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+# The options of every command, which stand before its name or behind it
+
+
+class _Asked:
+    """What the global options of this call have said."""
+
+    debug = False
+
+
+def _debug(value: bool) -> None:
+    _Asked.debug = _Asked.debug or value
+
+
+def _version(value: bool) -> None:
+    if value:
+        import blockc
+
+        print(f"blockc {blockc.__version__}")
+        raise typer.Exit(OK)
+
+
+def _globals(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_debug, is_eager=True)
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Their callbacks have acted on them already."""
+
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+class App(typer.Typer):
+    """An application whose commands all take the global options too."""
+
+    def command(self, name: str | None = None, **named: Any) -> Callable[[Command], Command]:
+        def register(function: Command) -> Command:
+            own, shared = (inspect.signature(each, eval_str=True) for each in (function, _globals))
+
+            @wraps(function)
+            def run(**given: Any) -> None:
+                function(**{key: value for key, value in given.items() if key in own.parameters})
+
+            parameters = [
+                each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+                for each in (*own.parameters.values(), *shared.parameters.values())
+            ]
+            del run.__wrapped__  # typer would read the parameters there
+            run.__signature__ = own.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
+            run.__annotations__ = {each.name: each.annotation for each in parameters}
+            super(App, self).command(name, **named)(run)
+            return function
+
+        return register
+
+
+app = App(
     name="blockc",
     help="A compiler for transformer models: one YAML spec, the same function in PyTorch and ONNX, proved.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.callback()(_globals)
 
-OK, WRONG, USAGE, ENVIRONMENT, INTERRUPTED = 0, 1, 2, 3, 130
+
+# Arguments of several commands
+
+
+def complete_spec(incomplete: str) -> list[str]:
+    """Names of specs, for the shell; where no name begins so, it completes files."""
+    from blockc.distribution import specs
+
+    return [name for name in specs() if name.startswith(incomplete)]
+
 
 Set = Annotated[
     list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Say a key of the spec anew, such as norm.placement=post."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the spec to another value: norm.placement=post."),
 ]
 SpecPath = Annotated[
     Path,
@@ -34,33 +111,14 @@ SpecPath = Annotated[
         metavar="SPEC",
         help="A spec file, a config.json or its folder, or the name of a spec that comes with blockc.",
         show_default=False,
+        autocompletion=complete_spec,
     ),
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings, and nothing else.")]
 NOTHING: list[str] = []
 
 
-def there(path: Path) -> Path:
-    if not path.exists():
-        stop(USAGE, f"{plain(str(path))}: no such file or folder")
-    return path
-
-
-def spec_file(path: Path) -> Path:
-    """A spec's file; a name alone is that of a spec that comes with blockc."""
-    from blockc import api
-
-    if not path.exists() and str(path) in (specs := api.bundled()):
-        return specs[str(path)]
-    if there(path).is_dir():
-        stop(USAGE, f"{plain(str(path))}: is a folder, and one spec is wanted")
-    return path
-
-
-def model_file(path: Path) -> Path:
-    """A spec's file as above, or what is imported: a config.json or a folder with one."""
-    from blockc.importing import config_file
-
-    return path if config_file(path) is not None and path.exists() else spec_file(path)
+# How commands end
 
 
 def print_findings(findings: tuple[Finding, ...]) -> None:
@@ -70,14 +128,16 @@ def print_findings(findings: tuple[Finding, ...]) -> None:
         print(render(finding), file=sys.stderr)
 
 
-def plain(text: str) -> str:
-    """No control character of a name reaches the terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def stop(code: int, message: str) -> NoReturn:
-    print(f"blockc: {message}", file=sys.stderr)
+    """Ends the command with a message, of one line or several."""
+    say(message)
     raise typer.Exit(code)
+
+
+def there(path: Path) -> Path:
+    if not path.exists():
+        stop(USAGE, f"{plain(str(path))}: no such file or folder")
+    return path
 
 
 # typer carries a click of its own in some versions: the base of its BadParameter is that click's error of usage.
@@ -85,28 +145,58 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 def guarded(run: Callable[[], Any]) -> int:
+    """The exit code of a command. Every error becomes a message; a reader who has gone changes no code."""
+    _Asked.debug = False
+    code = _ended(run)
+    try:
+        terminal.flush()
+    except OSError as error:
+        return code or _said(error)
+    return code
+
+
+def _ended(run: Callable[[], Any]) -> int:
     try:
         code = run()
-        sys.stdout.flush()
         return code if isinstance(code, int) else OK
     except typer.Exit as error:
         return error.exit_code
     except _UsageError as error:
-        error.show()
+        print(lines(_usage(error)), file=sys.stderr)
         return USAGE
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # the reader of our output has gone, of which typer makes an exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+    except SystemExit as error:  # what the shell asks for completion ends so
+        return error.code if isinstance(error.code, int) else OK
     except Exception as error:
-        if "--debug" in sys.argv:
+        if _Asked.debug:
             raise
         return _said(error)
 
 
+def _usage(error: Any) -> str:
+    """What click says, but for the words of pydantic, with which typer reads numbers and choices."""
+    text = io.StringIO()
+    if hasattr(error.__cause__, "errors"):
+        error.message = _expected(error.__cause__.errors()[0])
+    error.show(file=text)
+    return text.getvalue().rstrip("\n")
+
+
+def _expected(fault: Any) -> str:
+    context: dict[str, Any] = fault.get("ctx", {})
+    bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    if "error" in context:  # typer's own sentence
+        return str(context["error"])
+    wanted = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
+    said = [f"{word} {context[key]:g}" for key, word in bounds.items() if key in context]
+    said += [wanted[fault["type"]]] if fault["type"] in wanted else []
+    return f"expected {said[0] if said else 'another value'}, got {fault['input']}"
+
+
 def _said(error: Exception) -> int:
     """What an error is to the user: the spec's fault, the machine's, or ours."""
+    from blockc.distribution import missing
     from blockc.errors import BlockcError
     from blockc.source import SpecError
 
@@ -114,16 +204,14 @@ def _said(error: Exception) -> int:
         print_findings(error.findings)
         return WRONG
     if isinstance(error, BlockcError):
-        print(f"blockc: {plain(str(error))}", file=sys.stderr)
+        say(str(error))
         return WRONG
     if isinstance(error, OSError):
         where = f"{plain(str(error.filename))}: " if error.filename else ""
-        print(f"blockc: {where}{error.strerror or error}", file=sys.stderr)
+        say(f"{where}{error.strerror or error}")
         return ENVIRONMENT
     if isinstance(error, ModuleNotFoundError):
-        print(f"blockc: the package {error.name} is missing", file=sys.stderr)
+        say(missing(error.name))
         return ENVIRONMENT
-    print(
-        f"blockc: this is a fault of blockc: {type(error).__name__}: {error}\nrun again with --debug", file=sys.stderr
-    )
+    say(f"this is a fault of blockc: {type(error).__name__}: {error}\nrun again with --debug")
     return ENVIRONMENT

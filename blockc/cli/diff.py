@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blockc.cli.common import USAGE, WRONG, app, plain, spec_file, stop
+from blockc.cli.common import USAGE, WRONG, app, complete_spec, stop
+from blockc.cli.specs import spec_file
+from blockc.cli.terminal import plain
 
 if TYPE_CHECKING:
     from blockc.diff import Side
@@ -19,7 +21,10 @@ def diff(
     specs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="A B", help="Two spec files, or names of specs; one with --against.", show_default=False
+            metavar="A B",
+            help="Two spec files, or names of specs; one with --against.",
+            show_default=False,
+            autocompletion=complete_spec,
         ),
     ],
     against: Annotated[
@@ -71,7 +76,7 @@ def _past(path: Path, against: str) -> Side:
     try:
         text = at_revision(path, ref, MAX_BYTES + 1)
     except RevisionError as error:
-        stop(USAGE, plain(str(error)))
+        stop(USAGE, str(error))
     file = f"{against}:{path}"
     model = compiled(from_tree(parse(text, file)))
     if found := misses(model, expectations=False):

@@ -13,7 +13,8 @@ from blockc.cli.common import USAGE, app, plain, stop
 @app.command()
 def explain(
     code: Annotated[
-        str | None, typer.Argument(metavar="CODE", help="Such as BLC012; all codes without.", show_default=False)
+        str | None,
+        typer.Argument(metavar="CODE", help="A code, such as BLC012; by default all are listed.", show_default=False),
     ] = None,
 ) -> None:
     """Say what the code of a finding means, and show what gives it and what does not."""

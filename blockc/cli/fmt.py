@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli.common import USAGE, WRONG, app, plain, print_findings, stop
+from blockc.cli.common import USAGE, WRONG, app, complete_spec, plain, print_findings, say, stop
 from blockc.cli.files import STDIN, spec_files, write_whole
+from blockc.cli.specs import named
+from blockc.cli.terminal import emit
 
 
 @app.command()
@@ -18,18 +20,23 @@ def fmt(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH...", help="Spec files, folders of them, quoted globs, or - for stdin.", show_default=False
+            metavar="PATH...",
+            help="Spec files, folders of them, quoted globs, or - for stdin; names of specs with --check or --diff.",
+            show_default=False,
+            autocompletion=complete_spec,
         ),
     ],
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit code 1 if anything would change.")
+        bool, typer.Option("--check", help="Write nothing; the exit code is 1 if anything would change.")
     ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change.")] = False,
 ) -> None:
-    """Put keys and numbers of specs into one form. Values and comments stay."""
+    """Put the keys and numbers of specs into one form. Values and comments stay."""
     files = spec_files(paths)
     if not files:
         stop(USAGE, f"no spec files at {', '.join(map(plain, paths))}")
+    if not (check or diff) and (comes := [path for path in paths if named(path)]):
+        stop(USAGE, f"{plain(comes[0])}: comes with blockc, so that --check and --diff alone are for it")
     right = [_stdin(check, diff) if file == STDIN else _file(Path(file), check, diff) for file in files]
     if not all(right):
         raise typer.Exit(WRONG)
@@ -53,7 +60,7 @@ def _file(path: Path, check: bool, diff: bool) -> bool:
     if check:
         print(f"{name}: would change", file=sys.stderr)
     elif not diff and path.is_symlink():
-        print(f"blockc: {name}: is a link; format the file that it leads to", file=sys.stderr)
+        say(f"{name}: is a link; format the file that it leads to")
         return False
     elif not diff:
         write_whole(path, new.decode(), path.stat().st_mode & 0o7777)
@@ -69,7 +76,7 @@ def _stdin(check: bool, diff: bool) -> bool:
     if diff:
         _show(old, new, "<stdin>")
     elif not check:
-        sys.stdout.write(new.decode())
+        emit(new.decode())
     return new == old or not check
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from blockc.cli.common import USAGE, app, plain, stop, there
-from blockc.cli.files import write_whole
+from blockc.cli.files import Output, write_whole
+from blockc.cli.terminal import emit
 
 
 @app.command("import")
@@ -17,10 +17,7 @@ def import_(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="A config.json, or a checkpoint's folder.", show_default=False)
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write to a file, whole or not at all.", dir_okay=False),
-    ] = None,
+    output: Output = None,
 ) -> None:
     """Write the spec of a published model. Every key of its config.json is understood, or the import fails."""
     from blockc import api
@@ -30,6 +27,6 @@ def import_(
         stop(USAGE, f"{plain(str(path))}: no config.json, nor a folder with one")
     text = api.import_spec(path)
     if output is None:
-        sys.stdout.write(text)
+        emit(text)
     else:
         write_whole(output, text)

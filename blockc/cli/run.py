@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blockc.cli.common import ENVIRONMENT, USAGE, WRONG, app, plain, stop, there
+from blockc.cli.terminal import reader_gone
 
 if TYPE_CHECKING:
     from blockc.runtime.sampling import Choose
@@ -70,6 +71,7 @@ def run(
         stop(USAGE, "--cuda-graph is for --ep cuda")
     choose = _choose(temperature, top_k, top_p, seed)
     texts = _texts(prompt)
+    from blockc.distribution import missing
     from blockc.runtime import ProviderError, Session, SessionError
     from blockc.runtime.text import Tokenizer
 
@@ -82,11 +84,11 @@ def run(
             print(f"blockc: no file says which token ends a text: {tokens} tokens come in any case", file=sys.stderr)
         _print(session.generate(prompts, tokens, tokenizer.stop, choose), tokenizer, texts, prompts)
     except ModuleNotFoundError as error:
-        stop(ENVIRONMENT, f"the package {error.name} is missing: pip install 'blockc[run]'")
+        stop(ENVIRONMENT, missing(error.name, "run"))
     except ProviderError as error:
-        stop(ENVIRONMENT, plain(str(error)))
+        stop(ENVIRONMENT, str(error))
     except SessionError as error:
-        stop(WRONG, plain(str(error)))
+        stop(WRONG, str(error))
 
 
 def _choose(temperature: float, top_k: int | None, top_p: float | None, seed: int | None) -> Choose:
@@ -135,6 +137,8 @@ def _print(steps: Iterator[list[int | None]], tokenizer: Tokenizer, texts: list[
     times: list[float] = []
     count = 0
     for step in steps:
+        if reader_gone():
+            break
         times.append(time.perf_counter() - started)
         for i, token in enumerate(step):
             count += token is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from blockc.cli.common import app
+from blockc.cli.terminal import emit
 
 
 @app.command()
@@ -12,4 +13,4 @@ def schema() -> None:
     """Print the JSON schema of the spec language, for editors."""
     from blockc.spec.schema import schema as made
 
-    print(json.dumps(made(), indent=2, ensure_ascii=False))
+    emit(json.dumps(made(), indent=2, ensure_ascii=False) + "\n")

@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli.common import NOTHING, USAGE, Set, app, model_file, plain, stop
+from blockc.cli.common import NOTHING, USAGE, Set, app, complete_spec, plain, stop
+from blockc.cli.specs import model_file
+from blockc.cli.terminal import drawn
 
 
 class Dtype(StrEnum):
@@ -23,20 +25,26 @@ class Dtype(StrEnum):
 @app.command()
 def show(
     specs: Annotated[
-        list[Path], typer.Argument(metavar="SPEC...", help="One spec, or several for a row each.", show_default=False)
+        list[Path],
+        typer.Argument(
+            metavar="SPEC...",
+            help="One spec, or several for a row each: files, or names of specs that come with blockc.",
+            show_default=False,
+            autocompletion=complete_spec,
+        ),
     ],
     expanded: Annotated[
-        bool, typer.Option("--expanded", help="The block algebra that the spec's words stand for.")
+        bool, typer.Option("--expanded", help="Print the block algebra that the spec's words stand for.")
     ] = False,
-    graph: Annotated[bool, typer.Option("--graph", help="The graph, function by function.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="Print the graph, function by function.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     context: Annotated[
-        int | None, typer.Option(metavar="T", min=1, help="Tokens; the spec's context by default.")
+        int | None, typer.Option(metavar="T", min=1, help="How many tokens; by default the spec's context.")
     ] = None,
-    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Sequences.")] = 1,
-    dtype: Annotated[Dtype, typer.Option(help="Of weights, cache and activations.")] = Dtype.bf16,
+    batch: Annotated[int, typer.Option(metavar="B", min=1, help="How many sequences.")] = 1,
+    dtype: Annotated[Dtype, typer.Option(help="The type of weights, cache and activations.")] = Dtype.bf16,
     device_memory: Annotated[
-        str | None, typer.Option(metavar="M", help="Memory of one device, such as 80GB or 80GiB.")
+        str | None, typer.Option(metavar="M", help="The memory of one device, such as 80GB or 80GiB.")
     ] = None,
     assignments: Set = NOTHING,
 ) -> None:
@@ -46,7 +54,7 @@ def show(
     from blockc.show import rows
 
     if sum((expanded, graph, as_json)) > 1:
-        stop(USAGE, "--expanded, --graph and --json are three answers: ask for one")
+        stop(USAGE, "--expanded, --graph and --json are three answers: choose one")
     memory = _bytes(device_memory) if device_memory else None
     models = [api.compile(model_file(spec), assignments) for spec in specs]
     figures = [api.figures(m, context=context, batch=batch, dtype=dtype.value, device_memory=memory) for m in models]
@@ -56,7 +64,7 @@ def show(
     elif expanded or graph:
         print("\n".join(expand(m.decoder) if expanded else m.graph_txt() for m in models), end="")
     elif len(models) == 1:
-        print(api.show(models[0], figures[0]))
+        print(drawn(api.show(models[0], figures[0])))
     else:
         print(rows(figures))
 

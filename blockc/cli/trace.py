@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli.common import NOTHING, USAGE, Set, SpecPath, app, model_file, stop
+from blockc.cli.common import NOTHING, USAGE, Set, SpecPath, app, stop
+from blockc.cli.specs import model_file
 
 
 @app.command()
 def trace(
     spec: SpecPath,
     tokens: Annotated[str, typer.Option(metavar="IDS", help="Token ids, such as 3,1,4.")],
-    seed: Annotated[int, typer.Option(help="Of the random parameters.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of the random parameters.")] = 0,
     assignments: Set = NOTHING,
 ) -> None:
     """Print the residual stream after each addition, for the last token. A large spec is traced on its twin."""

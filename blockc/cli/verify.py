@@ -3,39 +3,59 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Set, app, plain, spec_file, stop
+from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Quiet, Set, app, complete_spec, say, stop
+from blockc.cli.specs import spec_file
+from blockc.cli.terminal import Progress, plain
+from blockc.errors import listed
 
 
 @app.command()
 def verify(
     path: Annotated[
-        Path, typer.Argument(metavar="SPEC|DIR", help="A spec file, or the folder of a build.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="SPEC|DIR",
+            help="The folder of a build; or a spec file, or the name of a spec that comes with blockc.",
+            show_default=False,
+            autocompletion=complete_spec,
+        ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="The golden matrix as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the golden matrix as JSON.")] = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Of a build: read every linked tensor and compare it with its digest.")
+        bool, typer.Option("--deep", help="Read every linked tensor of a build and compare it with its digest.")
     ] = False,
     assignments: Set = NOTHING,
+    quiet: Quiet = False,
 ) -> None:
     """Run the golden matrix: every backend on every variant against the float64 oracle."""
     from blockc import api
 
     if deep and not path.is_dir():
-        stop(USAGE, "--deep speaks of a build: give its folder")
-    checked = api.verify(path if path.is_dir() else spec_file(path), assignments, deep=deep)
+        stop(USAGE, "--deep is for the folder of a build")
+    with Progress(quiet) as progress:
+        what = path if path.is_dir() else spec_file(path)
+        checked = api.verify(what, assignments, deep=deep, progress=progress)
     if checked.changed:
-        stop(WRONG, "\n".join(f"{plain(str(path / name))}: changed since it was built" for name in checked.changed))
+        stop(WRONG, _each(path, checked.changed, "changed since it was built"))
     if checked.outdated:
-        stop(WRONG, "\n".join(f"{plain(str(path / name))}: not what its spec gives now" for name in checked.outdated))
+        stop(WRONG, _each(path, checked.outdated, "not what its spec gives now"))
     proof = checked.proof
     assert proof is not None
-    print(json.dumps(proof.data(), indent=2) if as_json else proof.table())
+    if not quiet:
+        print(json.dumps(proof.data(), indent=2) if as_json else proof.table())
+    elif not proof.complete:
+        say(proof.line)
     if not proof.holds:
         raise typer.Exit(WRONG)
     if proof.missing:
         raise typer.Exit(ENVIRONMENT)
+
+
+def _each(folder: Path, names: Sequence[str], what: str) -> str:
+    return "\n".join(listed([f"{plain(str(folder / name))}: {what}" for name in names]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from blockc.formats import github, json, junit, sarif, text
-from blockc.formats.base import Checked
+from blockc.formats.base import STDIN, Checked
 
 FORMATS: dict[str, Callable[[Sequence[Checked]], str]] = {
     "text": text.written,
@@ -15,4 +15,4 @@ FORMATS: dict[str, Callable[[Sequence[Checked]], str]] = {
     "junit": junit.written,
 }
 
-__all__ = ["FORMATS", "Checked", "github", "json", "junit", "sarif", "text"]
+__all__ = ["FORMATS", "STDIN", "Checked", "github", "json", "junit", "sarif", "text"]

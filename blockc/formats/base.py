@@ -6,10 +6,13 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 from blockc.diagnostics import SEVERITIES
 from blockc.source import Finding, Place, inert
 
+STDIN = "<stdin>"  # the file of findings in standard input
 _LONGEST = 4096  # characters of a path; cut, it would be another file
 
 
@@ -47,12 +50,42 @@ def path(place: Place) -> str:
 
 
 def relative(file: str) -> str:
+    if file == STDIN:
+        return STDIN.strip("<>")
     if not os.path.isabs(file):
         return inert(file.replace(os.sep, "/"), _LONGEST)
     try:
         return inert(os.path.relpath(file).replace(os.sep, "/"), _LONGEST)
     except ValueError:  # on another drive
         return inert(os.path.basename(file), _LONGEST)
+
+
+def path_in_repository(place: Place) -> str:
+    """The file as a service names it that knows the repository: from its root, whatever the working folder is.
+
+    The root is GITHUB_WORKSPACE, else the folder above that git keeps. A file outside it is named from the working
+    folder.
+    """
+    if place.file == STDIN:
+        return relative(STDIN)
+    file = os.path.abspath(place.file)
+    for root in _roots(os.getcwd(), os.environ.get("GITHUB_WORKSPACE", "")):
+        for at, top in ((file, root), (_real(file), os.path.realpath(root))):
+            if at.startswith(os.path.join(top, "")):
+                return inert(os.path.relpath(at, top).replace(os.sep, "/"), _LONGEST)
+    return path(place)
+
+
+@cache
+def _roots(here: str, workspace: str) -> tuple[str, ...]:
+    folders = (here, *map(str, Path(here).parents))
+    above = next((folder for folder in folders if os.path.lexists(os.path.join(folder, ".git"))), "")
+    return tuple(os.path.abspath(root) for root in (workspace, above) if root)
+
+
+def _real(file: str) -> str:
+    """The links of its folder resolved; a file that is a link is one of the repository's own."""
+    return os.path.join(os.path.realpath(os.path.dirname(file)), os.path.basename(file))
 
 
 def moved(finding: Finding) -> Finding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blockc.diagnostics import SEVERITIES
-from blockc.formats.base import Checked, by_severity, path, whole
+from blockc.formats.base import Checked, by_severity, path_in_repository, whole
 from blockc.source import Finding
 
 SHOWN = 10
@@ -31,7 +31,7 @@ def written(checked: Sequence[Checked]) -> str:
 def _command(finding: Finding) -> str:
     place = finding.place
     properties = {
-        "file": path(place),
+        "file": path_in_repository(place),
         "line": place.line,
         "endLine": place.line,
         "col": place.column,

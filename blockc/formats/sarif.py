@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import blockc
 from blockc.diagnostics import Code
-from blockc.formats.base import Checked, path, whole
+from blockc.formats.base import Checked, path_in_repository, whole
 from blockc.source import Finding, Place, inert
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -59,14 +59,14 @@ def _result(finding: Finding, rule: int, seen: Counter[str]) -> dict[str, Any]:
 
 def _location(place: Place) -> dict[str, Any]:
     return {
-        "artifactLocation": {"uri": quote(path(place)), "uriBaseId": "%SRCROOT%"},
+        "artifactLocation": {"uri": quote(path_in_repository(place)), "uriBaseId": "%SRCROOT%"},
         "region": {"startLine": place.line, "startColumn": place.column, "endLine": place.line, "endColumn": place.end},
     }
 
 
 def _fingerprint(finding: Finding, seen: Counter[str]) -> str:
     """Equal lines are told apart by their order."""
-    what = "\0".join((finding.code.name, path(finding.place), finding.place.text.strip()))
+    what = "\0".join((finding.code.name, path_in_repository(finding.place), finding.place.text.strip()))
     digest = hashlib.sha256(what.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     seen[digest] += 1
     return f"{digest}:{seen[digest]}"

@@ -33,6 +33,7 @@ from functools import cache
 from importlib.resources import files
 
 from blockc.diagnostics.importing import IMPORT_MAP
+from blockc.distribution import model_types as model_types
 from blockc.source import (
     Entry,
     Finding,
@@ -96,13 +97,6 @@ def hole(tree: Tree) -> str | None:
 def op(tree: Mapping) -> str | None:
     """The first word of a value that is computed."""
     return next((word for word in OPS if word in tree.entries), None)
-
-
-@cache
-def model_types() -> tuple[str, ...]:
-    folder = files("blockc").joinpath("layouts", "config")
-    names = (entry.name for entry in folder.iterdir())
-    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml") and name[0] != "_"))
 
 
 @cache

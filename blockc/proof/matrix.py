@@ -14,6 +14,7 @@ import numpy as np
 from blockc.compile import PORTABLE, Compiled
 from blockc.ops import Array, Top
 from blockc.ops.fused import GroupQueryAttention, RowQueryAttention
+from blockc.progress import Progress, silent
 from blockc.proof.cases import Case, cases
 from blockc.proof.feeding import pasts
 from blockc.proof.runners import Answer, Onnx, Oracle, Params, Runner, Torch, Values
@@ -135,6 +136,7 @@ def prove(
     model_py: Path | None = None,
     given: tuple[Target, bytes] | None = None,
     targets: tuple[Target, ...] = TARGETS,
+    progress: Progress = silent,
 ) -> Proof:
     """Runs every backend on every case of a model small enough to run.
 
@@ -147,8 +149,10 @@ def prove(
     chosen = _cases(twin, inapplicable)
     missing = {package: "missing" for package in ("torch", "onnxruntime") if importlib.util.find_spec(package) is None}
     with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
+        whole = (2 + 3 * len(targets)) * len(chosen)  # about as many, or a few more
         for runner in _runners(twin, Path(folder), missing, model_py, given, targets):
             for case in chosen:
+                progress(f"proving {twin.spec.name}", min(len(rows), whole - 1), whole)
                 if case.labels and (isinstance(runner, Onnx) or _gives_top(runner)):
                     continue  # the loss is PyTorch's alone: an ONNX graph has no labels; and it wants all logits
                 if why := _cannot(runner, case):

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from blockc.diagnostics import Code
 from blockc.diagnostics.words import BAD_NAME, MISSING_KEY, TOO_SMALL, UNKNOWN_KEY, UNKNOWN_WORD, WRONG_KIND
+from blockc.expected import expected, literals
 from blockc.parts import Loc, Problem
 from blockc.source import Finding, Mapping, Place, Scalar, Sequence, Tree, find, finding, key_place, suggest
 from blockc.spec.keys import LAYER_KEYS, PATTERNS, TOP_KEYS, LayerKeys, TopKeys
@@ -174,36 +175,17 @@ def _expected_of(model: type[BaseModel], path: Loc) -> str:
     return names.get(field.annotation, "a mapping" if "dict" in str(field.annotation) else "")
 
 
-_WANTED = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "string_type": "a word",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-    "device_name": "another name",
-}
-
-
 def _expected(error: Error) -> str:
     context: dict[str, Any] = error.get("ctx", {})
     match error["type"]:
-        case "greater_than":
-            return f"more than {context['gt']:g}"
-        case "greater_than_equal":
-            return f"at least {context['ge']:g}"
-        case "literal_error":
-            return _one_of(_words(error))
         case "union_tag_invalid":
             return _tags(error)
         case "string_pattern_mismatch":
             return PATTERNS[context["pattern"]][1]
-        case kind:
-            return _WANTED.get(kind, str(error["msg"]))
+        case "device_name":
+            return "another name"
+        case _:
+            return expected(error)
 
 
 _CODES = {
@@ -236,12 +218,6 @@ def _what(error: Error) -> str:
             return "wrong kind of value"
 
 
-def _words(error: Error) -> list[str]:
-    """The words of a Literal, which Pydantic lists as 'a', 'b' or 'c', and false as Python has it."""
-    listed = str(error["ctx"]["expected"]).replace("'", "").replace("False", "false")
-    return listed.replace(" or ", ", ").split(", ")
-
-
 def _tags(error: Error) -> str:
     return _one_of(str(error.get("ctx", {}).get("expected_tags", "learned, sinusoidal")).replace("'", "").split(", "))
 
@@ -260,11 +236,16 @@ def _hints(error: Error, found: Scalar) -> Iterator[str]:
         yield "remove the quotes"
     if kind == "string_type" and not found.quoted:
         yield "quote it if it is text"
-    if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
+    if (
+        kind in ("int_type", "int_from_float")
+        and isinstance(value, float)
+        and value.is_integer()
+        and abs(value) < 2**53
+    ):
         yield f"write {int(value)}"
     if kind in ("literal_error", "union_tag_invalid") and reserved(str(value)):
         yield f"{value} is kept for a later version"
-    if kind == "literal_error" and (near := suggest(str(value), _words(error))):
+    if kind == "literal_error" and (near := suggest(str(value), literals(error))):
         yield f"did you mean {near}?"
 
 

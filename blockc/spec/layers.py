@@ -30,7 +30,7 @@ Path = tuple[str, ...]
 LISTS = ("first", "pattern", "last")
 _NORM = ("type", "eps", "offset")
 # By part, what the norms inside it take over from the layer's.
-_TAKEN = {
+_TAKEN: dict[str, dict[str, Path]] = {
     "attention": {"qk_norm": _NORM, "v_norm": ("type", "eps"), "sub_norm": _NORM},
     "mlp": {"sub_norm": _NORM},
 }

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from blockc.distribution import layout_names
 from blockc.parts import PARTS, Norm
 from blockc.parts.base import KIND, NOTHING, ORNONE
 from blockc.parts.mlp import TYPES
@@ -112,6 +113,7 @@ def _fill(made: Json) -> None:
     for chosen in (top["positions"], made["definitions"]["Rope"]["properties"]["scaling"]):
         chosen["anyOf"][0].pop("discriminator")  # a word of OpenAPI
     top["depth"]["maximum"] = MAX_DEPTH
+    top["checkpoint"]["anyOf"] = [{"enum": [*layout_names()]}, _NONE]
     whole: Json = {"allOf": [{"$ref": "#/definitions/Norm"}], "required": ["type", "eps"]}
     made["definitions"]["Embedding"]["properties"]["norm"]["anyOf"][0] = whole
     kind["norm"] = {"allOf": [kind["norm"]], "not": {"required": ["final"]}, "description": KEYS["Document.norm"]}

@@ -1,0 +1,170 @@
+"""Standard output and standard error as they come: closed, in any encoding, or with a reader who has gone."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import io
+import os
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from blockc.errors import listed
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+LONGEST = 2000  # characters of a line of a message
+MOST = 60  # lines of a message
+ERRORS = "blockc.plain"  # how a stream writes what its encoding has no character for
+_GONE = (errno.EPIPE, errno.EINVAL) if os.name == "nt" else (errno.EPIPE,)  # what a write gives without a reader
+_EVERY = 0.1  # seconds between two states of the progress line
+
+# What drawings are made of, in ASCII.
+ASCII = str.maketrans("│─├┤┐┌└┘┬┴┼→←↓×", "|-+++++++++><vx")
+
+
+# What is said
+
+
+def plain(text: str) -> str:
+    """A name on one line: no character that a terminal would act on, hide or reorder by."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def lines(text: str) -> str:
+    """A message whose lines are lines; of all else, no control character reaches the terminal."""
+    cut = (line if len(line) <= LONGEST else line[: LONGEST - 3] + "..." for line in text.split("\n"))
+    return "\n".join(listed([plain(line) for line in cut], MOST))
+
+
+def say(message: str) -> None:
+    """To standard error, as blockc."""
+    print(f"blockc: {lines(message)}", file=sys.stderr, flush=True)
+
+
+def emit(text: str) -> None:
+    """What may become a file, to standard output: in UTF-8 whatever the locale, but on a terminal."""
+    sys.stdout.flush()
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is None or sys.stdout.isatty():
+        sys.stdout.write(text)
+        return
+    buffer.write(text.encode("utf-8", "backslashreplace"))
+    buffer.flush()
+
+
+def drawn(text: str) -> str:
+    """A drawing, in ASCII where the terminal is a dumb one. What an encoding lacks, `prepare` sees to."""
+    return text.translate(ASCII) if is_dumb() else text
+
+
+def is_dumb() -> bool:
+    return os.environ.get("TERM") == "dumb"
+
+
+# The streams
+
+
+class _Stream(io.FileIO):
+    """A descriptor whose reader may go. What is still said then goes nowhere, and the command to its verdict."""
+
+    gone = False
+
+    def write(self, b: ReadableBuffer, /) -> int | None:
+        if self.gone:
+            return memoryview(b).nbytes
+        try:
+            return super().write(b)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            self.gone = True
+            return memoryview(b).nbytes
+
+
+def prepare() -> None:
+    """The streams of this process, so that nothing that is printed fails for what they are."""
+    for descriptor in range(3):  # one that is closed would be given to the next file that is opened
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    codecs.register_error(ERRORS, _plainer)
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    sys.stdout, sys.stderr = _prepared(sys.stdout, 1), _prepared(sys.stderr, 2)
+
+
+def _prepared(stream: TextIO | None, descriptor: int) -> TextIO:
+    if not isinstance(stream, io.TextIOWrapper):  # None where it was closed
+        return open(os.devnull, "w", encoding="utf-8") if stream is None else stream
+    if stream.isatty():
+        stream.reconfigure(errors=ERRORS)
+        return stream
+    stream.flush()
+    buffer = io.BufferedWriter(_Stream(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(
+        buffer,
+        encoding=stream.encoding,
+        errors=ERRORS,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def _plainer(error: UnicodeError) -> tuple[str, int]:
+    """Characters that an encoding lacks: those of drawings in ASCII, all others as their escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end].translate(ASCII)
+    return missing.encode("ascii", "backslashreplace").decode(), error.end
+
+
+def reader_gone() -> bool:
+    """Whether nobody reads standard output any more, so that what only fills it may end."""
+    return getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "gone", False)
+
+
+def flush() -> None:
+    """Raises OSError, as for a disk that is full; what is left unsaid is then dropped."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+        if isinstance(raw, _Stream):
+            raw.gone = True
+        raise
+
+
+# How far a command is
+
+
+class Progress:
+    """One line on a terminal's standard error that says how far a command is, and goes with it. Else silent."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.heard = not quiet and not is_dumb() and sys.stderr.isatty()
+        self.width = 0
+        self.last = 0.0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._write("")
+
+    def __call__(self, what: str, done: int, whole: int) -> None:
+        now = time.monotonic()
+        if self.heard and now - self.last >= _EVERY:
+            self.last = now
+            self._write(f"blockc: {plain(what)}: {done * 100 // max(whole, 1)} %")
+
+    def _write(self, line: str) -> None:
+        """Over the line before it."""
+        line = line[: shutil.get_terminal_size().columns - 1]
+        if self.heard and (line or self.width):
+            sys.stderr.write("\r" + line.ljust(self.width) + ("" if line else "\r"))
+            sys.stderr.flush()
+            self.width = len(line)
