@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # onnxruntime-gpu as pyproject.toml asks for it; CUDA's libraries, its extras, are dependencies and stay away.
 REQUIRED := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["cuda"])
 
-.PHONY: demo test lint types unit gpu-package fuzz mutate bench golden generated clean
+.PHONY: demo test quick matrix coverage lint types unit gpu-package fuzz mutate bench golden generated clean
 
 demo: $(VENV)/.demo
 	$(BIN)/blockc build specs/llama3-8b.yaml --out build/llama3-8b --require-proof
@@ -28,8 +28,20 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# The front end and the proof of three specs, in less than a minute.
+quick: lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile --quick
+
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --table --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 2 --dist loadfile --table
+
+# What `make test` samples, at full width: every run of every spec on every backend. It takes hours.
+matrix: $(VENV)/.test
+	BLOCKC_MATRIX=1 $(BIN)/python -m pytest -n 2 --dist loadfile --table -m backend
+
+# Which lines and branches of blockc the tests reach; counting takes as long as half the tests.
+coverage: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
 
 # The golden matrix, and what is known of graphs for CUDA, on onnxruntime-gpu, which runs on the CPU where CUDA's libraries
 # are not. It has the same modules as onnxruntime, so it lies in a folder that comes first; a test says which one is used.

@@ -34,7 +34,7 @@ def _sizes(model: Compiled) -> Iterator[Finding]:
             yield from _untiled(part.width, f"{name}.width", value_place(read, ("width",)))
         elif isinstance(part, Attention):
             yield from _heads(part, name, read) if top.width >= TILE else ()
-            yield from _beyond(part, top.context, context, read)
+            yield from _beyond(part, top.context, context, read) if not _published(model) else ()
 
 
 def described(model: Compiled) -> Iterator[tuple[str, Part, Tree]]:
@@ -74,9 +74,28 @@ def says(read: Tree, key: str) -> bool:
     return find(read, (key,)) is not read
 
 
-def _beyond(part: Attention, context: int, place: Place, read: Tree) -> Iterator[Finding]:
+def beyond_scaling(model: Compiled) -> bool:
+    """Whether the context is longer than what the rope scaling of an attention covers."""
+    parts = (part for _, part, _ in described(model))
+    return any(isinstance(part, Attention) and _uncovered(part, model.spec.top.context) is not None for part in parts)
+
+
+def _published(model: Compiled) -> bool:
+    """The context is a figure that the model is known by, and no slip."""
+    expect = model.spec.top.expect
+    return expect is not None and expect.context == model.spec.top.context
+
+
+def _uncovered(part: Attention, context: int) -> Llama3 | Yarn | None:
+    """The scaling that does not cover the context, if there is one."""
     scaling = part.rope.scaling if part.rope else None
-    if not isinstance(scaling, Llama3 | Yarn) or scaling.factor * scaling.original >= context:
+    if isinstance(scaling, Llama3 | Yarn) and scaling.factor * scaling.original < context:
+        return scaling
+    return None
+
+
+def _beyond(part: Attention, context: int, place: Place, read: Tree) -> Iterator[Finding]:
+    if (scaling := _uncovered(part, context)) is None:
         return
     covered = f"{scaling.factor * scaling.original:g}"
     yield finding(
@@ -86,6 +105,7 @@ def _beyond(part: Attention, context: int, place: Place, read: Tree) -> Iterator
         f"{scaling.original}",
         expected=f"a context of at most {covered}, or a factor of {math.ceil(context / scaling.original)}",
         got=str(context),
+        hint=f"where the model is published with it, say so: expect: {{context: {context}}}",
         others=[("the scaling", value_place(read, ("rope", "scaling")))],
     )
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockc.diagnostics.meaning import LABEL, LABEL_TWICE, NO_SUCH_PART, PART_ABSENT, TERM, UNREAD
+from blockc.diagnostics.words import OUT_OF_RANGE
 from blockc.parts import PARTS, Attention, Learned, Norm, Part, Sine
+from blockc.parts.numbers import out_of_fp32
 from blockc.source import (
     Finding,
     Mapping,
@@ -32,7 +34,7 @@ from blockc.source import (
     plain,
 )
 from blockc.source import suggest as nearest
-from blockc.spec import Attending, Layer, Reading, Rsqrt, Spec, key_of, own_part, readings, written
+from blockc.spec import Attending, Layer, Reading, Rsqrt, Spec, SpecFaults, key_of, own_part, readings, written
 from blockc.spec.faults import dotted, from_problem, shown
 from blockc.spec.labels import refusal
 
@@ -133,6 +135,17 @@ def elaborate(spec: Spec) -> Decoder:
     )
 
 
+def term_faults(error: SpecFaults) -> list[Finding]:
+    """What is wrong with the terms of the layers that are sound, of a spec that is wrong elsewhere."""
+    found: list[Finding] = []
+    for layer in error.sound if error.sizes else ():
+        try:
+            _layer_term(layer, *error.sizes)  # type: ignore[misc]
+        except SpecError as fault:
+            found += fault.findings
+    return list(dict.fromkeys(found))
+
+
 def _scale(spec: Spec) -> float | None:
     scale = spec.top.embedding.scale if spec.top.embedding else None
     match scale:
@@ -223,6 +236,9 @@ class _Reader:
         if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
             message = "a scale is one factor"
             raise SpecError([finding(TERM, tree.place, message, expected="a number above 0", got=shown(tree))])
+        if expected := out_of_fp32(factor):
+            message = "scale: a factor that fp32 does not hold"
+            raise SpecError([finding(OUT_OF_RANGE, tree.place, message, expected=expected, got=shown(tree))])
         return Scaled(float(factor))
 
     def chain_of_words(self, words: list[Any]) -> Chain:

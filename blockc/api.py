@@ -20,7 +20,7 @@ from blockc import folder, interp
 from blockc.adapter import open_adapter
 from blockc.checking import check_file, check_text, misses
 from blockc.checkpoint import has_weights, open_checkpoint
-from blockc.compile import PORTABLE, Compiled, compiled
+from blockc.compile import PORTABLE, Compiled, compiled, compiled_tree
 from blockc.distribution import specs
 from blockc.errors import BlockcError
 from blockc.importing import config_file, read_config, spec_text
@@ -66,7 +66,7 @@ def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # n
     tree = _tree(Path(path))
     for assignment in assignments:
         tree = override(tree, assignment)
-    model = compiled(from_tree(tree))
+    model = compiled_tree(tree)
     if found := misses(model, expectations=not assignments):
         raise SpecError(found)
     return model

@@ -10,7 +10,7 @@ from functools import partial
 from multiprocessing import get_all_start_methods, get_context
 
 from blockc.advice import advice
-from blockc.compile import Compiled, compiled
+from blockc.compile import Compiled, compiled_tree
 from blockc.diagnostics import CODES
 from blockc.diagnostics.advice import IDLE_IGNORE
 from blockc.diagnostics.figures import CHECKPOINT
@@ -18,7 +18,6 @@ from blockc.distribution import layout_names
 from blockc.policy import Policy
 from blockc.report import expect_misses
 from blockc.source import Finding, Ignore, SpecError, finding, ignores, key_place, override, parse, read_bytes, suggest
-from blockc.spec import from_tree
 from blockc.spec.faults import value_place
 from blockc.weights import LayoutError, group_sizes, layout, patterns
 
@@ -69,7 +68,7 @@ def check_text(data: bytes, file: str, assignments: Sequence[str] = (), policy: 
     try:
         for assignment in assignments:
             tree = override(tree, assignment)
-        model = compiled(from_tree(tree))
+        model = compiled_tree(tree)
         found = [*misses(model, not assignments), *advice(model, not assignments)]
         found += policy.breaches(model) if policy else ()
     except SpecError as error:

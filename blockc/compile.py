@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import blockc
-from blockc.algebra import Decoder, elaborate
+from blockc.algebra import Decoder, elaborate, term_faults
 from blockc.build import build
 from blockc.diagnostics.graph import GRAPH
-from blockc.ir import Function, GraphError, inline, parameters, render
+from blockc.diagnostics.words import OUT_OF_RANGE
+from blockc.ir import Function, GraphError, Node, Param, functions, inline, parameters, render
 from blockc.ops import Array, Sides
 from blockc.ops.fused import RowQueryAttention
+from blockc.parts.numbers import LARGEST_INT
 from blockc.passes import (
     Joined,
     Parts,
@@ -30,8 +32,9 @@ from blockc.passes import (
     with_buffer,
     with_cache,
 )
-from blockc.source import SpecError, finding
-from blockc.spec import Spec, resolved_text
+from blockc.source import Finding, SpecError, finding, key_place
+from blockc.source import Mapping as Keys
+from blockc.spec import Spec, SpecFaults, from_tree, resolved_text
 from blockc.target import Dtype, Padding, Target
 
 if TYPE_CHECKING:
@@ -92,9 +95,15 @@ class Compiled:
 
     def refuses(self, target: Target) -> str:
         """Why there is no graph of a target, or nothing."""
-        from blockc.emit.ort import NO_DYNAMIC
+        from blockc.emit.onnx import lost
+        from blockc.emit.ort import NO_DYNAMIC, swaps
 
-        return NO_DYNAMIC if target.provider == "cuda" and any(side.grows for side in self.sides) else ""
+        if target.provider == "cuda" and any(side.grows for side in self.sides):
+            return NO_DYNAMIC
+        for n, number in lost(self.flat(target), target.dtype, swaps(target)):
+            at = f"{n.place.file}:{n.place.line}: " if n.place else ""
+            return f"{at}{n.name}: {target.dtype} does not hold {abs(number):g}: build in fp32 or bf16"
+        return ""
 
     def padding(self, target: Target) -> Padding:
         """Where a batch's rows may be padded."""
@@ -180,6 +189,16 @@ def with_joined(params: Mapping[str, Array], parts: Parts) -> dict[str, Array]:
     return {**params, **{path: np.concatenate([params[part] for part in held]) for path, held in parts.items()}}
 
 
+def compiled_tree(tree: Keys) -> Compiled:
+    """The model of a tree of keys. Raises SpecError with all that is wrong with keys and terms at once."""
+    try:
+        spec = from_tree(tree)
+    except SpecFaults as error:
+        found = dict.fromkeys([*error.findings, *term_faults(error)])
+        raise SpecError(sorted(found, key=lambda each: (each.place.line, each.place.column))) from None
+    return compiled(spec)
+
+
 def compiled(spec: Spec) -> Compiled:
     """Raises SpecError where the graph does not stand, at the place in the spec that it comes from."""
     decoder = elaborate(spec)
@@ -188,7 +207,22 @@ def compiled(spec: Spec) -> Compiled:
     except GraphError as error:
         place = error.place or spec.tree.place
         raise SpecError([finding(GRAPH, place, str(error), expected=error.expected, got=error.got)]) from None
+    if oversized := [_oversized(n, param, spec) for n, param in _params(function) if 4 * param.size > LARGEST_INT]:
+        raise SpecError(dict.fromkeys(oversized))
     return Compiled(spec, decoder, function)
+
+
+def _params(function: Function) -> Iterator[tuple[Node, Param]]:
+    return ((n, param) for each in functions(function) for n in each.nodes for param in n.params)
+
+
+def _oversized(n: Node, param: Param, spec: Spec) -> Finding:
+    """At the part that makes the parameter; else it is of the vocabulary or, of learned positions, of the context."""
+    place = n.place or key_place(spec.tree, ("context" if n.name == "positions" else "vocab",))
+    message = f"{param.name} has more bytes than int64 counts"
+    return finding(
+        OUT_OF_RANGE, place, message, expected="at most 2^63 - 1 in fp32", got=" x ".join(map(str, param.shape))
+    )
 
 
 def verified(function: Function) -> Function:

@@ -45,7 +45,8 @@ def expected(error: Mapping[str, Any]) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind in _BOUNDS:
         word, key = _BOUNDS[kind]
-        return f"{word} {context[key]:g}"
+        bound = context[key]
+        return f"{word} {bound if isinstance(bound, int) else format(bound, 'g')}"
     if kind == "literal_error":
         words = literals(error)
         return words[0] if len(words) == 1 else "one of " + ", ".join(words)

@@ -43,7 +43,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "embedding": ("scale", "width", "norm"),
     "head": ("tied", "bias", "scale", "softcap"),
     "layers": ("first", "pattern", "last", "kinds"),
-    "expect": ("parameters", "active_parameters", "kv_values_per_token", "layers"),
+    "expect": ("parameters", "active_parameters", "kv_values_per_token", "context", "layers"),
     "bounds": ("min", "max"),
 }  # fmt: skip
 _INSIDE = {

@@ -6,7 +6,7 @@ is given; or the order of the layers. Sizes are told apart within an op alone: h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,21 @@ PROVIDERS = (Target("cpu"), Target("cuda", "fp16"))
 @cache
 def unlike(*targets: Target) -> tuple[str, ...]:
     """Again and again the spec that holds most of what no chosen one holds, in the function and for these targets."""
-    held = {name: features(twin(name), targets) for name in SPECS}
+    return _chosen({name: features(twin(name), targets) for name in SPECS})
+
+
+@cache
+def unlike_kinds() -> tuple[str, ...]:
+    """As few specs as hold every kind of op, without attributes and without what reads what."""
+    return _chosen({name: frozenset(_kinds(twin(name))) for name in SPECS})
+
+
+def _kinds(model: Compiled) -> Iterator[object]:
+    graphs = (model.function, *functions(model.function))
+    return (_kind(n) for graph in graphs for n in graph.nodes if not is_call(n))
+
+
+def _chosen(held: Mapping[str, frozenset[object]]) -> tuple[str, ...]:
     left, chosen = set[object]().union(*held.values()), list[str]()
     while left:
         chosen.append(max(SPECS, key=lambda name: len(held[name] & left)))

@@ -98,6 +98,7 @@ def test_wrong_usage_is_2(arguments: tuple[str, ...]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.costly
 def test_build_writes_everything_and_ends_with_the_proof(tmp_path: Path) -> None:
     done = run("build", LLAMA, "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
@@ -110,6 +111,7 @@ def test_build_writes_everything_and_ends_with_the_proof(tmp_path: Path) -> None
     assert again.returncode == 0, again.stderr
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("missing", ["torch", "onnxruntime"])
 def test_build_without_a_backend_says_so(missing: str, tmp_path: Path) -> None:
     done = run_without((missing,), "build", LLAMA, "--out", str(tmp_path / "out"))
@@ -122,6 +124,7 @@ def test_build_without_a_backend_says_so(missing: str, tmp_path: Path) -> None:
     assert not (tmp_path / "strict").exists()
 
 
+@pytest.mark.costly
 def test_check_show_and_build_need_neither_torch_nor_onnxruntime(tmp_path: Path) -> None:
     """Nor anything of the extras: the core install is light."""
     gone = ("torch", "onnxruntime", "safetensors", "transformers")
@@ -147,6 +150,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.costly
 def test_two_builds_are_byte_identical(tmp_path: Path) -> None:
     """Whatever the hash seed, the time zone, the locale and the working folder."""
     other = {"PYTHONHASHSEED": "12345", "TZ": "Asia/Kolkata", "LC_ALL": "C"}
@@ -182,6 +186,7 @@ def test_show_says_it_in_text() -> None:
     assert "8,030,261,248" in run("show", LLAMA, "--set", "norm.placement=parallel_two").stdout
 
 
+@pytest.mark.costly
 def test_verify_json_is_the_golden_matrix() -> None:
     done = run("verify", "specs/block-4x4.yaml", "--json")
     assert done.returncode == 0
@@ -203,6 +208,7 @@ def test_schema_is_json_schema_of_the_language() -> None:
     assert data["additionalProperties"] is False
 
 
+@pytest.mark.costly
 def test_debug_shows_a_traceback_and_nothing_else_does(tmp_path: Path) -> None:
     bad = tmp_path / "x.yaml"
     bad.write_text("a: [\n")

@@ -107,6 +107,7 @@ def calls(tree: ast.AST, *called: str) -> Iterator[ast.Call]:
             yield n
 
 
+@pytest.mark.costly
 def test_every_finding_has_a_code_and_every_code_a_finding() -> None:
     """finding, fault, Problem and Wrong take the code first, by the name that it has or one that holds it."""
     constants = {name for group in GROUPS for name, value in vars(group).items() if isinstance(value, Code)}

@@ -304,6 +304,7 @@ def least(path: Path) -> int:
     return max(2, *(kinds.index(kind) + 1 for kind in kinds))
 
 
+@pytest.mark.costly
 def test_every_pair_of_specs_is_compared() -> None:
     sides = [side(path.read_text(), f"depth={least(path)}", file=path.name) for path in SPECS]
     found: dict[tuple[str, str], set[str]] = {}

@@ -174,6 +174,7 @@ def run(command: list[str], cwd: Path, **env: str) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=cwd, env={**os.environ, "PATH": path, **env}, capture_output=True, text=True)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
 def test_a_hook_runs_and_fails_where_it_should(hook: dict[str, str], tmp_path: Path) -> None:
     """As pre-commit calls it: the entry, and the files that changed."""
@@ -227,6 +228,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.costly
 def test_the_action_checks(checkout: Path) -> None:
     assert act(checkout).returncode == 0
     done = act(checkout, paths="specs/a b.yaml\n\nmore/*.yaml\n")

@@ -99,6 +99,7 @@ def readable(text: str) -> bool:
     return True
 
 
+@pytest.mark.costly
 def test_what_the_docs_show_says_the_same_afterwards() -> None:
     found = snippets()
     assert len(found) > 30

@@ -35,6 +35,7 @@ def test_nothing_else_is_committed() -> None:
         assert {Path(line).name for line in listed.stdout.splitlines()} <= COMMITTED
 
 
+@pytest.mark.costly
 def test_no_build_flag_changes_a_committed_file(tmp_path: Path) -> None:
     model = api.compile(ROOT / "specs" / "gemma2-9b.yaml")
     api.build(model, tmp_path / "a", proof=False)

@@ -310,6 +310,7 @@ def test_a_chain_of_thousands_of_nodes_is_walked_without_recursion() -> None:
     np.testing.assert_array_equal(interp.run(function, {"x": x}, {})["out"], x * (DEEP + 1))
 
 
+@pytest.mark.costly
 def test_a_chain_of_thousands_of_calls_too() -> None:
     x = Node(Input(STREAM, token_axis=1), (), "x")
     layer = small(factor=1e-3)
@@ -326,6 +327,7 @@ def test_a_chain_of_thousands_of_calls_too() -> None:
     np.testing.assert_array_equal(interp.run(root, {"x": np.ones((1, 2, 8))}, held)["out"], 1)
 
 
+@pytest.mark.costly
 def test_a_deep_model_is_cached_inlined_and_picked_from() -> None:
     function = whole("block-4x4", "depth=600").function
     flat = inline(with_cache(function))

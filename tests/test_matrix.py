@@ -24,62 +24,60 @@ from blockc.source import parse
 from blockc.spec import from_tree, load
 from blockc.target import Target
 from blockc.weights import random_parameters
+from tests.structures import SPECS
+from tests.tiers import SAMPLE, whole
 
 ROOT = Path(__file__).parent.parent
-SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
+KERNEL_TAKES = {"full", "padded left", "padded right", "chunked, one row", "decode", "padded left, decode", "one token"}
 _proofs: dict[str, Proof] = {}
 
 
 def full(name: str) -> Compiled:
-    return compiled(load(ROOT / "specs" / f"{name}.yaml"))
+    return compiled(load(SPECS[name]))
 
 
 def proof(name: str) -> Proof:
     if name not in _proofs:
-        _proofs[name] = prove(compiled(shrink(load(ROOT / "specs" / f"{name}.yaml"))))
+        _proofs[name] = prove(compiled(shrink(load(SPECS[name]))), only=None if whole(name) else SAMPLE)
     return _proofs[name]
+
+
+def of(name: str, cases: set[str]) -> set[str]:
+    """Those of the cases that are run on a spec."""
+    return cases if whole(name) else cases & SAMPLE
 
 
 def held(name: str, backend: str) -> None:
     rows = [row for row in proof(name).rows if row.backend.startswith(backend)]
     variants = {row.variant for row in rows}
-    assert {
-        "full",
-        "padded left",
-        "padded right",
-        "chunked",
-        "chunked, one row",
-        "decode",
-        "padded left, decode",
-        "one token",
-    } <= variants
+    assert variants >= of(name, {*KERNEL_TAKES, "chunked"})
     for row in rows:
         assert row.holds, row
         assert row.agreement == 1.0, row
         assert row.tolerance <= 3e-5
 
 
-@pytest.mark.backend("oracle")
+@pytest.mark.backend("oracle", sampled=True)
 @pytest.mark.parametrize("name", SPECS)
 def test_oracle_cached_is_oracle_whole(name: str) -> None:
     held(name, "oracle")
 
 
-@pytest.mark.backend("torch")
+@pytest.mark.backend("torch", sampled=True)
 @pytest.mark.parametrize("name", SPECS)
 def test_torch_is_the_oracle(name: str) -> None:
     held(name, "torch")
     assert "labels" in {row.variant for row in proof(name).rows if row.backend == "torch"}
 
 
-@pytest.mark.backend("onnxruntime")
+@pytest.mark.backend("onnxruntime", sampled=True)
 @pytest.mark.parametrize("name", SPECS)
 def test_onnxruntime_is_the_oracle(name: str) -> None:
     held(name, "onnxruntime")
     assert {row.backend for row in proof(name).rows} >= {"onnxruntime", "onnxruntime, last token"}
 
 
-@pytest.mark.backend("fused")
+@pytest.mark.backend("fused", sampled=True)
 @pytest.mark.parametrize("name", SPECS)
 def test_fused_is_unfused(name: str) -> None:
     """In float64, and in onnxruntime's kernels, in every case that they take."""
@@ -88,7 +86,7 @@ def test_fused_is_unfused(name: str) -> None:
     for row in rows:
         assert row.holds, row
         assert row.tolerance == TOLERANCE[row.dtype]
-    wanted = {"full", "padded left", "padded right", "chunked, one row", "decode", "padded left, decode", "one token"}
+    wanted = of(name, KERNEL_TAKES)
     for backend in ("onnxruntime, fused", "onnxruntime, fused, last token"):
         assert wanted <= {row.variant for row in rows if row.backend == backend}
     assert {row.variant for row in rows if row.backend == "oracle, fused"} > wanted
@@ -151,7 +149,7 @@ def test_odd_structures(kind: str) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_rows_that_are_padding_give_finite_numbers(name: str, tmp_path: Path) -> None:
     """Also a row of nothing else, on every backend."""
-    twin = compiled(shrink(load(ROOT / "specs" / f"{name}.yaml")))
+    twin = compiled(shrink(load(SPECS[name])))
     (tmp_path / "model.py").write_text(twin.model_py())
     params = random_parameters(twin.function, 1)
     tokens = np.arange(4)
@@ -162,7 +160,7 @@ def test_rows_that_are_padding_give_finite_numbers(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", SPECS)
 def test_every_parameter_of_a_twin_is_random(name: str) -> None:
-    twin = compiled(shrink(load(ROOT / "specs" / f"{name}.yaml")))
+    twin = compiled(shrink(load(SPECS[name])))
     for path, array in random_parameters(twin.function, 20).items():
         assert not ((array == 0) | (array == 1)).any(), path
         assert array.std() > 0, path

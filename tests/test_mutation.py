@@ -83,6 +83,7 @@ def test_a_mutant_is_the_file_with_one_change(tmp_path: Path) -> None:
     assert mutant.text == path.read_text().replace("b < 3", "(b <= 3)") and mutant.line == 3
 
 
+@pytest.mark.costly
 def test_what_a_test_sees_is_killed_and_the_rest_survives(tmp_path: Path) -> None:
     tree = tmp_path / "from"
     (tree / "tests").mkdir(parents=True)

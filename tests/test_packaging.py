@@ -49,6 +49,7 @@ def test_the_core_install_is_light(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0" in metadata
 
 
+@pytest.mark.costly
 def test_the_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
     """Unpacked elsewhere and run from there: nothing of the repository is in reach."""
     with zipfile.ZipFile(wheel) as file:

@@ -197,6 +197,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.costly
 def test_check_with_a_policy(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(BASE)
     (tmp_path / "p").write_text("policy: 1\nparameters: {max: 1e5}\n")

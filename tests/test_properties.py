@@ -27,7 +27,7 @@ from blockc.shrink import shrink
 from blockc.source import Mapping, override
 from blockc.spec import Spec, from_tree, load
 from blockc.weights import random_parameters
-from tests.structures import unlike
+from tests.tiers import chosen
 
 SPECS = sorted((Path(blockc.__file__).parent.parent / "specs").glob("*.yaml"))
 NAMES = [path.stem for path in SPECS]
@@ -38,7 +38,7 @@ T = 13  # beyond a twin's window
 EXACT = 1e-9
 
 each_spec = pytest.mark.parametrize("name", NAMES)
-unlike_specs = pytest.mark.parametrize("name", unlike())
+unlike_specs = pytest.mark.parametrize("name", chosen())
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -531,7 +531,7 @@ def test_labels_of_minus_100_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        *((n, ()) for n in unlike()),
+        *((n, ()) for n in chosen()),
         *((n, ("norm.placement=post",)) for n in ("llama3-8b", "gpt2")),
         ("transformer2017", ("norm.placement=pre",)),
     ],

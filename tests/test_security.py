@@ -165,6 +165,7 @@ def test_emitted_python_is_of_few_kinds(path: Path) -> None:
     assert strange(path.read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.costly
 def test_so_is_that_of_every_kind_of_spec() -> None:
     for name, text in VARIANTS.items():
         source = made(text.replace('checkpoint: "0o17"', "")).model_py()

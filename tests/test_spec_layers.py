@@ -263,6 +263,7 @@ def test_a_pattern_of_any_count_costs_no_more_than_the_depth() -> None:
         assert laid(f"{{pattern: [{runs}], kinds: {{a: {{}}}}}}", 3) == ["a", "a", "a"]
 
 
+@pytest.mark.costly
 def test_the_deepest_model_is_compiled() -> None:
     kinds = "{a: {attention: {window: 4}}, b: {}}"
     with bounded(60):
@@ -277,7 +278,7 @@ def test_any_depth_beyond_is_refused_at_once() -> None:
 
 
 def test_any_width_is_arithmetic() -> None:
-    n = 10**12
+    n = 10**9
     with bounded(5):
-        wide = made(f"width: {n}\nvocab: {n}\nattention: {{heads: 1000000}}\nmlp: {{type: relu, width: {4 * n}}}")
-    assert wide.parameters == n * n + 2 * (4 * n * n + 8 * n * n + 2 * n) + n
+        wide = made(f"width: {n}\nvocab: {n}\nattention: {{heads: 1000000}}\nmlp: {{type: relu, width: {2 * n}}}")
+    assert wide.parameters == n * n + 2 * (4 * n * n + 4 * n * n + 2 * n) + n

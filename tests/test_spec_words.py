@@ -48,6 +48,7 @@ def test_a_checkpoint_is_the_name_of_a_layout(path: str) -> None:
 TEXTS = [r"x\"\"\"\nimport os", "{{ 7*7 }}", "{% raw %}", "'''", r"back\\slash", r"a\tb", r"\U0001F600", "{# #}"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_description_changes_nothing_but_itself(text: str) -> None:
     described = made(f'description: "{text}"')
@@ -141,6 +142,7 @@ def put(tree: Tree, path: tuple[str | int, ...], value: Tree) -> Tree:
     return Sequence(tuple(items), tree.place)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("variant", ["macaron", "parts varied", "joined", "first and last", "partial pairs", "sizes"])
 def test_any_value_anywhere_is_read_or_refused_with_a_place(variant: str) -> None:
     tree = parse(changed(VARIANTS[variant]), "s.yaml")

@@ -28,7 +28,8 @@ from blockc.spec import load
 from blockc.staging import FolderError
 from blockc.target import Target
 from blockc.weights import random_parameters
-from tests.structures import PROVIDERS, unlike
+from tests.structures import PROVIDERS
+from tests.tiers import chosen
 
 ROOT = Path(__file__).parent.parent
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
@@ -36,9 +37,11 @@ BUFFER, CUDA = Target(cache="buffer"), Target("cuda", "fp16")
 HALVES = (Target(dtype="fp16"), Target("cpu", "fp16"))
 PACKED = Target("cpu", packed=True)
 ROWS = Target("cpu", padding="right")
-unlike_specs = pytest.mark.parametrize("name", unlike(*PROVIDERS))
+unlike_specs = pytest.mark.parametrize("name", chosen(*PROVIDERS))
 _proofs: dict[str, Proof] = {}
-CASES = {"full", "padded left", "padded right", "chunked, one row", "decode", "padded left, decode", "one token"}
+CASES = frozenset(
+    {"full", "padded left", "padded right", "chunked, one row", "decode", "padded left, decode", "one token"}
+)
 
 
 def twin(name: str) -> Compiled:

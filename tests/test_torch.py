@@ -27,15 +27,17 @@ from blockc.shrink import shrink
 from blockc.spec import load, resolved
 from blockc.weights import group_sizes, layout, pack, random_parameters, rules, write_safetensors
 from tests.reference.models import spec_of
-from tests.structures import unlike
+from tests.tiers import chosen, some, traced
 
 torch.set_num_threads(1)  # the twins are too small to share out
 SPECS = {path.stem: path for path in sorted((Path(__file__).parent.parent / "specs").glob("*.yaml"))}
 THREE = ("gemma2-9b", "gpt2", "llama3-8b")  # caps and windows; biases and learned positions; rope and grouped heads
 CLOSE = 3e-5  # of the logits' standard deviation
 every_spec = pytest.mark.parametrize("name", SPECS)
-unlike_specs = pytest.mark.parametrize("name", unlike())  # where torch traces the text, which takes seconds
-three_specs = pytest.mark.parametrize("name", THREE)
+unlike_specs = pytest.mark.parametrize("name", chosen())  # where torch traces the text, which takes seconds
+traced_specs = pytest.mark.parametrize("name", traced())  # where it does so for long
+three_specs = pytest.mark.parametrize("name", some(*THREE))
+two_specs = pytest.mark.parametrize("name", some(*THREE[1:]))  # where C++ is compiled
 Inputs = dict[str, Any]
 
 
@@ -130,7 +132,7 @@ def _fresh() -> Iterator[None]:
 
 
 @pytest.mark.backend("aot_eager")
-@unlike_specs
+@traced_specs
 @pytest.mark.usefixtures("_fresh")
 def test_aot_eager_in_one_graph(name: str, folder: Path) -> None:
     """One trace serves all sizes but those of one token, which torch takes for another program."""
@@ -142,7 +144,7 @@ def test_aot_eager_in_one_graph(name: str, folder: Path) -> None:
             _same(traced(**inputs), model(**inputs))
 
 
-@three_specs
+@two_specs
 @pytest.mark.usefixtures("_fresh")
 def test_aot_eager_of_tokens_alone_and_of_one_token(name: str, folder: Path) -> None:
     model = _model(name, folder, _short(name))
@@ -155,7 +157,7 @@ def test_aot_eager_of_tokens_alone_and_of_one_token(name: str, folder: Path) -> 
 
 
 @pytest.mark.backend("inductor")
-@three_specs
+@two_specs
 @pytest.mark.usefixtures("_fresh")
 def test_inductor_in_one_graph(name: str, folder: Path) -> None:
     model = _model(name, folder, _short(name))

@@ -24,7 +24,8 @@ ROPE_COVERAGE = warning(
     "BLC403",
     "a context beyond what the rope scaling covers",
     "Scaling by a factor stretches the positions of the original context to factor x original. Beyond, a model sees "
-    "angles that the original one was never trained on, and has to be trained on them itself.",
+    "angles that the original one was never trained on, and has to be trained on them itself. Where it was, and is "
+    "published with that context, expect: {context: N} says so, and nothing is warned of; an import writes it.",
     bad="context: 1024\nattention:\n  heads: 4\n  rope:\n    theta: 10000\n    pairing: half\n"
     "    scaling: {type: llama3, factor: 4, low_freq_factor: 1, high_freq_factor: 4, original: 128}\n",
     good="context: 1024\nattention:\n  heads: 4\n  rope:\n    theta: 10000\n    pairing: half\n"

@@ -30,8 +30,8 @@ ODD_NUMBER = error(
 OUT_OF_RANGE = error(
     "BLC104",
     "a number that is out of range",
-    "Infinity and NaN are no sizes, a number too large or too small for a float would be read as another one, and an "
-    "integer has at most 30 digits.",
+    "Infinity and NaN are no sizes. An integer is one that int64 holds, and any other number one that fp32 holds in "
+    "full, for the models are computed in these: beyond, another number would be computed with.",
     bad="norm: {type: rms, eps: .nan, placement: pre}\n",
     good="norm: {type: rms, eps: 1e-5, placement: pre}\n",
 )

@@ -6,7 +6,7 @@ Built directly, never traced: no torch is needed and no weight is touched, so a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +153,35 @@ class _Counting:
 
     def widened(self, value: OnnxValue) -> None:
         self.nodes[self.path] += self.casts
+
+
+def lost(function: Function, dtype: target.Dtype, swaps: Mapping[type[Op], Swap]) -> Iterator[tuple[Node, float]]:
+    """The numbers of a function that a float type holds as 0 or as infinity, and the nodes that have them."""
+    reals = _Reals(dtype)
+    for n in function.nodes:
+        swaps.get(type(n.op), type(n.op).onnx)(
+            n.op, reals, tuple(None for _ in n.inputs), tuple(None for _ in n.params)
+        )
+        yield from ((n, number) for number in reals.taken())
+
+
+class _Reals(_Counting):
+    """A builder that makes nothing and looks at numbers."""
+
+    def __init__(self, dtype: target.Dtype) -> None:
+        super().__init__(dtype)
+        self.type = helper.tensor_dtype_to_np_dtype(FLOATS[dtype])
+        self.lost: list[float] = []
+
+    def real(self, value: Array | float) -> None:
+        if isinstance(value, float) and np.isfinite(value):
+            with np.errstate(over="ignore", under="ignore"):
+                held = float(np.asarray(value, self.type))
+            self.lost += [] if np.isfinite(held) and (held or not value) else [value]
+
+    def taken(self) -> list[float]:
+        lost, self.lost = self.lost, []
+        return lost
 
 
 class _Emitter:

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockc.advice import beyond_scaling
 from blockc.compile import Compiled
 from blockc.diagnostics.importing import CONFIG_MISSING, CONFIG_VALUE, MODEL_TYPE, QUANTISED_WEIGHTS
 from blockc.fmt import formatted
@@ -135,6 +136,7 @@ def spec_text(imported: Imported, model: Compiled, weighed: bool) -> str:
     data = {key: _short(plain(entry.value)) for key, entry in imported.tree.entries.items()}
     kinds, graph = model.spec.kinds, Graph(model.function, model.decoder.kinds)
     expect = {"parameters": model.parameters, "kv_values_per_token": growth(graph, 1)}
+    expect |= {"context": model.spec.top.context} if beyond_scaling(model) else {}
     data["expect"] = {**expect, **({"layers": kinds} if len(kinds) > 1 else {})}
     by = "as the checkpoint's tensors have them" if weighed else "as computed from these sizes"
     written: list[str] = []

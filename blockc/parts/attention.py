@@ -14,11 +14,9 @@ from blockc.ops import Attention as AttentionOp
 from blockc.ops import Clip, Linear, MergeHeads, SinkAttention, Sinks, SplitHeads, Visible, VisibleBothWays
 from blockc.parts.base import NOTHING, KindName, Lent, Model, OrNone, Part, Problem, Scope, Shared
 from blockc.parts.norm import QkNorm, SubNorm, VNorm
+from blockc.parts.numbers import Positive, PositiveFloat
 from blockc.parts.rope import Rope
 from blockc.source import Place
-
-Positive = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class Alibi(Model):

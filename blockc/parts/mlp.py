@@ -12,9 +12,8 @@ from blockc.ir import Value, apply
 from blockc.ops import ClampedSwiglu, Gelu, GeluTanh, Linear, Mul, Op, QuickGelu, Relu, Relu2, Silu, Xielu
 from blockc.parts.base import NOTHING, OrNone, Part, Problem, Scope
 from blockc.parts.norm import SubNorm
+from blockc.parts.numbers import Positive, PositiveFloat
 from blockc.source import Place
-
-PositiveFloat = Annotated[float, Field(gt=0)]
 
 # The word for each MLP: the activation, and whether a gate of its own is multiplied in.
 TYPES: dict[str, tuple[Op, bool]] = {
@@ -41,7 +40,7 @@ class Mlp(Part):
         "swiglu", "geglu", "geglu_tanh", "reglu", "reglu2", "swiglu_clamped",
         "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu", "xielu",
     ]  # fmt: skip
-    width: Annotated[int, Field(gt=0)]
+    width: Positive
     limit: OrNone[PositiveFloat] = None
     alpha: OrNone[PositiveFloat] = None
     bias: Annotated[tuple[Literal["gate", "up", "down"], ...], Field(strict=False), NOTHING] = ()

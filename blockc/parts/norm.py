@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from blockc.diagnostics.meaning import NORM_BIAS, QK_NORM, SUB_NORM, V_NORM
 from blockc.ir import Value, apply
 from blockc.ops import HeadGain, LayerNorm, RmsNorm
 from blockc.parts.base import Model, OrNone, Part, Problem, Scope
+from blockc.parts.numbers import Epsilon, Real
 from blockc.source import Place
 
 
@@ -21,10 +20,10 @@ class Norm(Part):
     """
 
     type: Literal["rms", "layer"]
-    eps: Annotated[float, Field(ge=0)]
+    eps: Epsilon
     weight: bool | None = None
     bias: bool | None = None
-    offset: OrNone[float] = None
+    offset: OrNone[Real] = None
 
     def resolved(self, width: int) -> Norm:
         """(0 + weight) is weight, which is there unless it is said not to be."""
@@ -63,10 +62,10 @@ class QkNorm(Model):
     weights: OrNone[Literal["shared", "own"]] = None
     order: OrNone[Literal["before_rope", "after_rope"]] = None
     type: Literal["rms", "layer"] | None = None
-    eps: Annotated[float, Field(ge=0)] | None = None
+    eps: Epsilon | None = None
     weight: bool | None = None
     bias: OrNone[bool] = None
-    offset: OrNone[float] = None
+    offset: OrNone[Real] = None
 
     def problems(self) -> Iterator[Problem]:
         if self.over == "head" and self.weights is None and self.weight is not False:
@@ -121,7 +120,7 @@ class VNorm(Model):
     over: Literal["head"]
     weight: Literal[False]
     type: Literal["rms", "layer"] | None = None
-    eps: Annotated[float, Field(ge=0)] | None = None
+    eps: Epsilon | None = None
 
     def problems(self) -> Iterator[Problem]:
         if self.type is None or self.eps is None:
@@ -141,9 +140,9 @@ class SubNorm(Model):
 
     weight: bool
     type: Literal["rms", "layer"] | None = None
-    eps: Annotated[float, Field(ge=0)] | None = None
+    eps: Epsilon | None = None
     bias: OrNone[bool] = None
-    offset: OrNone[float] = None
+    offset: OrNone[Real] = None
 
     def problems(self) -> Iterator[Problem]:
         if self.type is None or self.eps is None:

@@ -9,13 +9,14 @@ from pydantic import Field
 from blockc.ir import Value, apply
 from blockc.ops import Add, Embed, Shift, Sinusoidal
 from blockc.parts.base import Model, OrNone
+from blockc.parts.numbers import Positive
 
 
 class Learned(Model):
     """A table of `context` rows, and before them `offset` rows that no token reads."""
 
     type: Literal["learned"]
-    offset: OrNone[Annotated[int, Field(gt=0)]] = None
+    offset: OrNone[Positive] = None
 
     def add(self, x: Value, ids: Value, context: int) -> Value:
         width, first = x.type.shape[-1].value or 0, self.offset or 0

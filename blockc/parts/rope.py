@@ -24,9 +24,8 @@ from blockc.ops import (
     Scaling as ScalingRule,
 )
 from blockc.parts.base import Model, OrNone, Problem
+from blockc.parts.numbers import Positive, PositiveFloat
 
-Positive = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
 Factors = Annotated[tuple[PositiveFloat, ...], Field(strict=False)]
 
 

@@ -101,11 +101,13 @@ class _Rewrite:
             self.new.update({n[i]: made[i] for i in range(len(n.types))})
         outputs = [(name, self.extended.get(value, self.new[value])) for name, value in self.old.outputs]
         held: list[_Held] = []
+        names, at = {name for name, _ in outputs}, {value: i for i, (_, value) in reversed([*enumerate(outputs)])}
         for h, (n, name, value) in zip(self.held, self.presents, strict=True):
-            values, names = [given for _, given in outputs], [name for name, _ in outputs]
-            if value not in values:
+            if value not in at:
+                at[value] = len(outputs)
                 outputs.append((f"{n.name}_{h.name}" if name in names else name, value))
-            held.append(replace(h, present=values.index(value) if value in values else len(values)))
+                names.add(outputs[-1][0])
+            held.append(replace(h, present=at[value]))
         return replace(self.old, inputs=tuple(self.inputs), outputs=tuple(outputs)), tuple(held)
 
     def stateful(self, n: Node, inputs: tuple[Value, ...]) -> Node:

@@ -5,7 +5,7 @@ Each case says how the calls go; what must come out is always the oracle's float
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -76,12 +76,14 @@ def sequences(vocab: int, seed: int = 7) -> tuple[Array, Array]:
     return random.randint(0, vocab, TOKENS), random.randint(0, vocab, SHORT)
 
 
-def cases(vocab: int, cached: bool, sides: Iterable[Sides] = ()) -> tuple[Case, ...]:
-    """Every case that applies; a model without a cache takes whole sequences only.
+def cases(
+    vocab: int, cached: bool, sides: Iterable[Sides] = (), only: Collection[str] | None = None
+) -> tuple[Case, ...]:
+    """Every case that applies, or of these those of the names `only`; without a cache whole sequences alone.
 
     Where a length changes the function, again with positions that begin behind it.
     """
-    plain = _plain(vocab, cached)
+    plain = tuple(case for case in _plain(vocab, cached) if only is None or case.name in only)
     beyond = (
         replace(case, name=f"{case.name}, beyond {side.original}", first=side.original)
         for side in sides

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -137,8 +137,9 @@ def prove(
     given: tuple[Target, bytes] | None = None,
     targets: tuple[Target, ...] = TARGETS,
     progress: Progress = silent,
+    only: Collection[str] | None = None,
 ) -> Proof:
-    """Runs every backend on every case of a model small enough to run.
+    """Runs every backend on every case of a model small enough to run, or on the cases of these names alone.
 
     `model_py` and `given`, a model.onnx and what it is for, are files to be proved instead of what is emitted now. A
     graph in bf16 is not run: onnxruntime's CPU kernels take none.
@@ -146,7 +147,7 @@ def prove(
     truth = Truth(twin, random_parameters(twin.function, SEED))
     rows: list[Row] = []
     inapplicable: dict[str, str] = {}
-    chosen = _cases(twin, inapplicable)
+    chosen = _cases(twin, inapplicable, only)
     missing = {package: "missing" for package in ("torch", "onnxruntime") if importlib.util.find_spec(package) is None}
     with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
         whole = (2 + 3 * len(targets)) * len(chosen)  # about as many, or a few more
@@ -227,11 +228,11 @@ def _gives_top(runner: Runner) -> bool:
     return any(isinstance(n.op, Top) for n in runner.function.nodes)
 
 
-def _cases(twin: Compiled, inapplicable: dict[str, str]) -> list[Case]:
+def _cases(twin: Compiled, inapplicable: dict[str, str], only: Collection[str] | None) -> list[Case]:
     """Those whose calls, and sequences alone, are of lengths that are alike and within the context."""
     chosen: list[Case] = []
     unlike: list[str] = []
-    for case in cases(twin.spec.top.vocab, cached=bool(pasts(twin.served)), sides=twin.sides):
+    for case in cases(twin.spec.top.vocab, cached=bool(pasts(twin.served)), sides=twin.sides, only=only):
         if case.first and max(case.lengths) > twin.spec.top.context:
             inapplicable[case.name] = "the context ends before"
         elif all(side.alike(case.lengths) for side in twin.sides):

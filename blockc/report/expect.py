@@ -44,6 +44,8 @@ def _misses(spec: Spec, graph: Graph) -> Iterator[tuple[str, str, str, str]]:
     for key, (expected, got, shown) in figures.items():
         if expected is not None and not (expected.hold(got) if isinstance(expected, Bounds) else expected == got):
             yield key, f"{expected}", f"{got}", shown()
+    if expect.context is not None and expect.context != spec.top.context:
+        yield "context", f"{expect.context}", f"{spec.top.context}", ""
     if expect.layers is not None and expect.layers != layers:
         yield "layers", _kinds(expect.layers), _kinds(layers), ""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from blockc.ir import Function, Node, Param, inline, is_call, parameters
+from blockc.ir import Function, Node, Param, inline, is_call
 from blockc.report.graph import ONE_TOKEN, Graph, Scores, flops, holds_scores, is_norm, same, total
 
 
@@ -56,7 +57,8 @@ class Flops:
 def count(graph: Graph) -> Parameters:
     kinds = {kind: layer_sizes(layer) for kind, layer in graph.layers.items()}
     before, after = _around_layers(graph.root)
-    everything = sum(param.size for param in parameters(graph.root).values())
+    own = sum(param.size for param in graph.root.own_params)
+    everything = own + sum(kinds[kind].total for kind in graph.kinds)
     norms = {n.name for n in graph.root.nodes if is_norm(n)}
     final_norm = sum(size for name, size in after.items() if name in norms)
     return Parameters(
@@ -116,25 +118,26 @@ def _around_layers(root: Function) -> tuple[dict[str, int], dict[str, int]]:
 
 def work(graph: Graph, context: int) -> Flops:
     """A token's matmuls do not grow with the context; its attention costs so much a key."""
-    matmul = sum(flops(n, ONE_TOKEN) for n in graph.flat.nodes if not holds_scores(n))
-    attention = sum(s.pair_flops * s.keys(context) for s in graph.scores)
+    matmul = sum(graph.times(n.name) * flops(n, ONE_TOKEN) for n in graph.flat.nodes if not holds_scores(n))
+    attention = sum(times * s.pair_flops * s.keys(context) for s, times in graph.scores.items())
     return Flops(
         matmul_per_token=matmul,
         attention_per_token=attention,
         per_token=matmul + attention,
-        prefill=context * matmul + sum(s.pair_flops * s.pairs(context) for s in graph.scores),
+        prefill=context * matmul + sum(times * s.pair_flops * s.pairs(context) for s, times in graph.scores.items()),
         train_per_token=3 * (matmul + attention),  # the way back costs twice the way there
         attention_share=attention / matmul,
         crossover=crossover(graph.scores, matmul),
     )
 
 
-def crossover(scores: tuple[Scores, ...], matmul: int) -> int | None:
+def crossover(scores: Mapping[Scores, int], matmul: int) -> int | None:
     """The smallest T with sum of pair_flops * min(T, window) >= matmul, or None where windows stop it below."""
-    full, slope = 0, sum(s.pair_flops for s in scores)
+    full, slope = 0, sum(times * s.pair_flops for s, times in scores.items())
     for s in sorted(scores, key=lambda s: (s.window is None, s.window or 0)):
         reached = -((full - matmul) // slope)
         if s.window is None or reached <= s.window:
             return reached
-        full, slope = full + s.pair_flops * s.window, slope - s.pair_flops
+        ended = scores[s] * s.pair_flops
+        full, slope = full + ended * s.window, slope - ended
     return None

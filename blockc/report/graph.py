@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from blockc.ir import Function, Node, Param, Type, called, inline, is_call, product
+from blockc.ir import Function, Node, Param, Type, Value, called, inline, is_call, product
 from blockc.ops import Alibi, LayerNorm, RmsNorm, Visible, VisibleBothWays
 from blockc.passes import with_cache
 
@@ -45,9 +46,58 @@ class Graph:
     kinds: tuple[str, ...]
 
     @cached_property
+    def calls(self) -> tuple[Node, ...]:
+        """Each layer's call."""
+        return tuple(n for n in self.root.nodes if is_call(n))
+
+    @cached_property
+    def first(self) -> dict[str, str]:
+        """For each call the first that is equal to it, by name: of one kind and function, and given equal values.
+
+        Such layers cost the same. What lends keys and values is equal where its readers are, too.
+        """
+        readers: dict[Node, list[object]] = {}
+        for kind, call in zip(self.kinds, self.calls, strict=True):
+            for operand, value in enumerate(call.inputs[1:]):
+                if is_call(value.node):
+                    readers.setdefault(value.node, []).append((kind, called(call), _fixed(call), operand, value.index))
+        first: dict[object, str] = {}
+        names: dict[str, str] = {}
+        for kind, call in zip(self.kinds, self.calls, strict=True):
+            lent = tuple((names[v.node.name], v.index) for v in call.inputs[1:] if is_call(v.node))
+            key = (kind, called(call), _fixed(call), lent, frozenset(readers.get(call, ())))
+            names[call.name] = first.setdefault(key, call.name)
+        return names
+
+    @cached_property
+    def short(self) -> Function:
+        """The root with one layer for all that are equal to it."""
+        made: dict[str, Node] = {}
+        new: dict[Value, Value] = {n[0]: n[0] for n in self.root.inputs}
+        for n in self.root.nodes:
+            name = self.first[n.name] if is_call(n) else n.name
+            if name not in made:
+                made[name] = n.remade(inputs=tuple(new[value] for value in n.inputs))
+            new.update({n[i]: made[name][i] for i in range(len(n.types))})
+            if n.name != name:  # the stream goes past it
+                new[n[0]] = new[n.inputs[0]]
+        return replace(self.root, outputs=tuple((name, new[value]) for name, value in self.root.outputs))
+
+    def times(self, name: str) -> int:
+        """How often a node of the short function stands in the whole one."""
+        steps = name.split(".")
+        paths = (".".join(steps[:i]) for i in range(len(steps), 0, -1))
+        return next((self.repeats[path] for path in paths if path in self.repeats), 1)
+
+    @cached_property
+    def repeats(self) -> Counter[str]:
+        """How many layers the first of them stands for."""
+        return Counter(self.first.values())
+
+    @cached_property
     def cached(self) -> Function:
         """With the past as inputs. A model that looks both ways has none: what it computes, it computes anew."""
-        return with_cache(self.root) if self.root.causal else self.root
+        return with_cache(self.short) if self.root.causal else self.short
 
     @cached_property
     def flat(self) -> Function:
@@ -57,14 +107,19 @@ class Graph:
     def layers(self) -> dict[str, Function]:
         """Each kind's function."""
         found: dict[str, Function] = {}
-        for kind, call in zip(self.kinds, self._calls(self.root), strict=True):
+        for kind, call in zip(self.kinds, self.calls, strict=True):
             found.setdefault(kind, called(call))
         return found
 
     @cached_property
-    def scores(self) -> tuple[Scores, ...]:
-        kinds = {call.name: kind for kind, call in zip(self.kinds, self._calls(self.root), strict=True)}
-        return tuple(self._scores(n, kinds) for n in self.flat.nodes if holds_scores(n))
+    def scores(self) -> Counter[Scores]:
+        """Every attention, and how often it stands in the graph."""
+        kinds = {call.name: kind for kind, call in zip(self.kinds, self.calls, strict=True)}
+        found: Counter[Scores] = Counter()
+        for n in self.flat.nodes:
+            if holds_scores(n):
+                found[self._scores(n, kinds)] += self.times(n.name)
+        return found
 
     def _scores(self, n: Node, kinds: Mapping[str, str]) -> Scores:
         steps = n.name.split(".")
@@ -72,9 +127,10 @@ class Graph:
         kind = next(kinds[path] for path in paths if path in kinds)
         return Scores(kind, flops(n, ONE_TOKEN), *mask_of(n))
 
-    @staticmethod
-    def _calls(function: Function) -> list[Node]:
-        return [n for n in function.nodes if is_call(n)]
+
+def _fixed(call: Node) -> tuple[Value, ...]:
+    """What a layer is given that no other layer makes."""
+    return tuple(value for value in call.inputs[1:] if not is_call(value.node))
 
 
 def holds_scores(n: Node) -> bool:

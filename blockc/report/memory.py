@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from blockc.ir import Function, Node, P, Type, Value, called, is_call
 from blockc.ops import Input
 from blockc.report.graph import Bytes, Graph, holds_scores, mask_of, same
+from blockc.report.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,12 @@ class Memory:
 
 def cache(graph: Graph, number: int, context: int, batch: int) -> Cache:
     """The summed inputs for the past of the cached function."""
-    held = past(tuple(n[0] for n in graph.cached.inputs))
+    held = {value: graph.times(n.name) for n in graph.cached.nodes for value in past(n.inputs)}
     windows = _cache_windows(graph.flat)
-    kept = sum(_kept(value.type, number, batch, context) for value in held)
-    ring = sum(_kept(value.type, number, batch, min(context, windows.get(value) or context)) for value in held)
+    kept = sum(n * _kept(value.type, number, batch, context) for value, n in held.items())
+    ring = sum(
+        n * _kept(value.type, number, batch, min(context, windows.get(value) or context)) for value, n in held.items()
+    )
     kinds = growth_per_kind(graph, number)
     return Cache(
         values_per_token=growth(graph, 1),
@@ -112,40 +115,13 @@ def _cache_windows(flat: Function) -> dict[Value, int | None]:
 
 
 def activations(graph: Graph, number: int, context: int, batch: int) -> Activations:
-    """Walks the schedule: a value lives from its node to its last reader. Views count as copies."""
-    flat, size = graph.flat, Bytes(number, {"B": batch, "S": context, "P": 0})
-    logits = flat.outputs[0][1]
-    apart = {value for _, value in flat.outputs} | _towards_logits(logits)
-    weight = _Weigher(size, apart)
-    last = {value: n for n in flat.nodes for value in n.inputs}
-    live = sum(size(n.types[0]) for n in flat.inputs if not past((n[0],)))  # the caller's, all the while
-    peak, peak_at, materialised, largest = live, "", live, 0
-    for n in flat.nodes:
-        made = [n[i] for i in range(len(n.types))]
-        live += sum(map(weight, made))
-        scores = n.op.scratch(*(value.type for value in n.inputs)).at(size.sizes) * number
-        if live > peak:
-            peak, peak_at = live, n.name
-        materialised, largest = max(materialised, live + scores), max(largest, scores)
-        ended = {v for v in n.inputs if last[v] is n and v.node.inputs} | {v for v in made if v not in last}
-        live -= sum(map(weight, ended))
-    return Activations(peak, peak_at, materialised, largest, size(logits.type))
-
-
-class _Weigher:
-    """Bytes of a value; 0 for those that have a line of their own."""
-
-    def __init__(self, size: Bytes, apart: set[Value]) -> None:
-        self.size, self.apart = size, apart
-
-    def __call__(self, value: Value) -> int:
-        return 0 if value in self.apart else self.size(value.type)
-
-
-def _towards_logits(logits: Value) -> set[Value]:
-    """The logits before what is done to them entry by entry, such as a softcap."""
-    found = {logits}
-    while not logits.node.params and len(logits.node.inputs) == 1:
-        logits = logits.node.inputs[0]
-        found.add(logits)
-    return found
+    """Of a prefill, as the schedule goes."""
+    size = Bytes(number, {"B": batch, "S": context, "P": 0})
+    kept: dict[str, set[int]] = {}
+    for _, value in graph.cached.outputs:
+        kept.setdefault(value.node.name, set()).add(value.index)
+    cached = {n.name: (called(n), frozenset(kept.get(n.name, ()))) for n in graph.cached.nodes if is_call(n)}
+    layers = {name: cached[first] for name, first in graph.first.items()}
+    live = Schedule(graph.root, layers, size).live()
+    logits = graph.root.outputs[0][1]
+    return Activations(live.peak, live.peak_at, live.materialised, live.scores, size(logits.type))

@@ -160,6 +160,7 @@ KEYS: dict[str, str] = {
     "Layers.kinds": "Each kind's name, and what it has otherwise than the top-level keys say.",
     "Init.std": "Standard deviation of new matrices in model.py. A number above 0. Without init: 0.02.",
     "Expect.parameters": "Parameters, each tensor once, tied ones too: the number itself, or {min, max}.",
+    "Expect.context": "Tokens that the model is published for, be they more than its rope scaling covers.",
     "Expect.active_parameters": "Parameters that one token uses: the number itself, or {min, max}.",
     "Expect.kv_values_per_token": "Numbers, not bytes, that one more token adds to the cache: the number itself, or "
     "{min, max}.",

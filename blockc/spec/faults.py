@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from blockc.diagnostics import Code
-from blockc.diagnostics.words import BAD_NAME, MISSING_KEY, TOO_SMALL, UNKNOWN_KEY, UNKNOWN_WORD, WRONG_KIND
+from blockc.diagnostics.words import (
+    BAD_NAME,
+    MISSING_KEY,
+    OUT_OF_RANGE,
+    TOO_SMALL,
+    UNKNOWN_KEY,
+    UNKNOWN_WORD,
+    WRONG_KIND,
+)
 from blockc.expected import expected, literals
 from blockc.parts import Loc, Problem
 from blockc.source import Finding, Mapping, Place, Scalar, Sequence, Tree, find, finding, key_place, suggest
@@ -30,6 +39,29 @@ def from_pydantic(error: ValidationError, model: type[BaseModel], tree: Tree, wh
         for path, errors in by_path.items()
         if not (path[:-1] in retyped and _is(errors, "missing", "extra_forbidden"))
     ]
+
+
+def unknown_keys(error: ValidationError, tree: Tree) -> list[Loc]:
+    """The paths of keys that nothing reads: without them the rest can be read."""
+    found = error.errors(include_url=False)
+    return [_real_path(tree, each["loc"], each["type"]) for each in found if each["type"] == "extra_forbidden"]
+
+
+def faulty_keys(error: ValidationError, tree: Tree) -> set[str]:
+    """The keys of the tree itself under which something is wrong."""
+    paths = (_real_path(tree, each["loc"], each["type"]) for each in error.errors(include_url=False))
+    return {str(path[0]) for path in paths if path}
+
+
+def without(tree: Tree, path: Loc) -> Tree:
+    """A tree without the key at a path."""
+    if not path or not isinstance(tree, Mapping) or path[0] not in tree.entries:
+        return tree
+    entry = tree.entries[str(path[0])]
+    kept = {key: each for key, each in tree.entries.items() if key != path[0] or len(path) > 1}
+    if len(path) > 1:
+        kept[str(path[0])] = replace(entry, value=without(entry.value, path[1:]))
+    return Mapping(kept, tree.place)
 
 
 def _is(errors: list[Error], *kinds: str) -> bool:
@@ -178,6 +210,8 @@ def _expected_of(model: type[BaseModel], path: Loc) -> str:
 def _expected(error: Error) -> str:
     context: dict[str, Any] = error.get("ctx", {})
     match error["type"]:
+        case "out_of_fp32":
+            return str(context["expected"])
         case "union_tag_invalid":
             return _tags(error)
         case "string_pattern_mismatch":
@@ -191,6 +225,8 @@ def _expected(error: Error) -> str:
 _CODES = {
     "greater_than": TOO_SMALL,
     "greater_than_equal": TOO_SMALL,
+    "less_than_equal": OUT_OF_RANGE,
+    "out_of_fp32": OUT_OF_RANGE,
     "literal_error": UNKNOWN_WORD,
     "union_tag_invalid": UNKNOWN_WORD,
     "string_pattern_mismatch": BAD_NAME,
@@ -206,6 +242,10 @@ def _what(error: Error) -> str:
     match error["type"]:
         case "greater_than" | "greater_than_equal":
             return "too small"
+        case "less_than_equal":
+            return "too large"
+        case "out_of_fp32":
+            return str(error["ctx"]["what"])
         case "literal_error":
             return "not a word that is known here"
         case "union_tag_invalid":

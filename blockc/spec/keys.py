@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from blockc.diagnostics.meaning import EMBEDDING
 from blockc.parts import Attention, Mlp, Model, Norm, OrNone, Part, Positions, Problem
 from blockc.parts.base import KIND, KindName
+from blockc.parts.numbers import Count, Positive, PositiveFloat
 from blockc.spec import labels
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
@@ -41,8 +42,6 @@ def name_fault(name: str) -> str:
         return str(error)
 
 
-Positive = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
 Name = Annotated[str, Field(pattern=NAME), AfterValidator(_no_device)]
 Layout = Annotated[str, Field(pattern=LAYOUT)]
 Label = Annotated[str, Field(pattern=labels.PATTERN)]
@@ -169,9 +168,8 @@ def _exact_or_bounds(value: object) -> str:
     return "bounds" if isinstance(value, dict | Bounds) else "exact"
 
 
-_Count = Annotated[int, Field(ge=0)]
 # A figure itself, or bounds of it.
-Figure = Annotated[Annotated[_Count, Tag("exact")] | Annotated[Bounds, Tag("bounds")], Discriminator(_exact_or_bounds)]
+Figure = Annotated[Annotated[Count, Tag("exact")] | Annotated[Bounds, Tag("bounds")], Discriminator(_exact_or_bounds)]
 PositiveFigure = Annotated[
     Annotated[Positive, Tag("exact")] | Annotated[Bounds, Tag("bounds")], Discriminator(_exact_or_bounds)
 ]
@@ -183,6 +181,7 @@ class Expect(Model):
     parameters: PositiveFigure | None = None
     active_parameters: PositiveFigure | None = None
     kv_values_per_token: Figure | None = None
+    context: Positive | None = None
     layers: dict[str, Positive] | None = None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -45,31 +45,86 @@ class Kind:
     tree: Mapping
 
 
-def lay(tree: Mapping, layers: Layers | None, depth: int) -> tuple[Kind, ...]:
-    """The kind of each of the `depth` layers. Raises SpecError where counts do not fit or a name is undefined."""
-    base = Mapping({k: e for k, e in tree.entries.items() if k in LAYER_KEYS}, tree.place)
+@dataclass(frozen=True)
+class Laid:
+    """The kinds of layers, the name of each layer's, and what is wrong: where anything is, no layer is named."""
+
+    kinds: dict[str, Kind]
+    names: tuple[str, ...]
+    faults: tuple[Finding, ...]
+
+
+def lay(tree: Mapping, layers: Layers | None, depth: int) -> Laid:
+    """The kind of each of the `depth` layers. A fault hides no other: every kind is there that can be read."""
+    base = _base(tree)
     if layers is None:
-        return (Kind("layer", base),) * depth
+        return Laid({"layer": Kind("layer", base)}, ("layer",) * depth, ())
     at = _mapping(tree, "layers")
     overlays, faults = _overlays(at)
     try:
         names = _sequence(at, depth, tree.entries["depth"].value.place, set(overlays))
     except SpecError as error:
-        raise SpecError([*faults, *error.findings]) from None
-    if faults:
-        raise SpecError(faults)
+        kinds = kinds_of(tree)
+        return Laid({kind.name: kind for kind in kinds}, (), (*faults, *error.findings))
     used = {part for name in set(names) for part in name.split("+")}
-    if unused := [kind for kind in overlays if kind not in used]:
-        defined = _mapping(at, "kinds").entries
-        raise SpecError(
-            finding(code.KIND_UNUSED, defined[kind].key, f"layer kind {kind} is defined and never laid",
-                    hint="name it in first, pattern or last, or leave it out")
-            for kind in unused
-        )  # fmt: skip
-    distinct = list(dict.fromkeys(names))
-    merged = every(lambda name: _merged(base, name, overlays), distinct)
-    kinds = {name: Kind(name, tree) for name, tree in zip(distinct, merged, strict=True)}
-    return tuple(kinds[name] for name in names)
+    defined = _mapping(at, "kinds").entries
+    faults += [
+        finding(code.KIND_UNUSED, defined[kind].key, f"layer kind {kind} is defined and never laid",
+                hint="name it in first, pattern or last, or leave it out")
+        for kind in overlays if kind not in used
+    ]  # fmt: skip
+    unused = (kind for kind in overlays if kind not in used)
+    kinds, joined = _all_merged(base, [*dict.fromkeys(names), *unused], overlays)
+    faults += joined
+    return Laid(kinds, () if faults else tuple(names), tuple(faults))
+
+
+def kinds_of(tree: Mapping) -> tuple[Kind, ...]:
+    """Every kind that can be read, of a spec whose list of layers may be wrong.
+
+    Where kinds are joined, what one of them lacks another says: by itself none is looked at that is not laid so.
+    """
+    layers = tree.entries["layers"].value if "layers" in tree.entries else None
+    said = layers.entries["kinds"].value if isinstance(layers, Mapping) and "kinds" in layers.entries else None
+    if not isinstance(said, Mapping) or not isinstance(layers, Mapping):
+        return ()
+    kinds = {name: entry.value for name, entry in said.entries.items() if "+" not in name}
+    overlays = {name: _known(value) for name, value in kinds.items() if isinstance(value, Mapping)}
+    listed = [layers.entries[key].value for key in LISTS if key in layers.entries]
+    names = [name for each in listed if isinstance(each, Sequence) for item in each.items for name in _named(item)]
+    sound = [name for name in dict.fromkeys(names) if set(name.split("+")) <= set(overlays)]
+    alone = [] if any("+" in name for name in names) else [name for name in overlays if name not in sound]
+    merged, _ = _all_merged(_base(tree), [*sound, *alone], overlays)
+    return tuple(merged.values())
+
+
+def _named(item: Tree) -> list[str]:
+    try:
+        return [_entry(item)[0]]
+    except SpecError:
+        return []
+
+
+def _base(tree: Mapping) -> Mapping:
+    return Mapping({k: e for k, e in tree.entries.items() if k in LAYER_KEYS}, tree.place)
+
+
+def _known(overlay: Mapping) -> Mapping:
+    """What a kind says, without keys that nothing reads."""
+    return Mapping({key: entry for key, entry in overlay.entries.items() if key in LAYER_KEYS}, overlay.place)
+
+
+def _all_merged(
+    base: Mapping, names: Iterable[str], overlays: dict[str, Mapping]
+) -> tuple[dict[str, Kind], list[Finding]]:
+    kinds: dict[str, Kind] = {}
+    faults: list[Finding] = []
+    for name in names:
+        try:
+            kinds[name] = Kind(name, _merged(base, name, overlays))
+        except SpecError as error:
+            faults += error.findings
+    return kinds, faults
 
 
 def _mapping(tree: Mapping, key: str) -> Mapping:
@@ -147,7 +202,8 @@ def _overlays(at: Mapping) -> tuple[dict[str, Mapping], list[Finding]]:
     """What each kind says, and what of it no kind may say."""
     kinds = _mapping(at, "kinds")
     overlays = {name: _mapping(kinds, name) for name in kinds.entries}
-    return overlays, [fault for name, overlay in overlays.items() for fault in _overlay_faults(name, overlay)]
+    faults = [fault for name, overlay in overlays.items() for fault in _overlay_faults(name, overlay)]
+    return {name: _known(overlay) for name, overlay in overlays.items()}, faults
 
 
 def _overlay_faults(name: str, overlay: Mapping) -> Iterator[Finding]:

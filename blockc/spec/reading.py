@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +13,13 @@ from pydantic import BaseModel, ValidationError
 from blockc.diagnostics.meaning import MANY_LAYERS, NO_POSITIONS, PLACED_NONE, TWO_SCALES, TWO_WORDS
 from blockc.diagnostics.words import MISSING_KEY, VERSION, VERSION_FIRST
 from blockc.parts import PARTS, Part
-from blockc.source import Finding, Mapping, Place, SpecError, finding, key_place, override, plain, read
-from blockc.spec.faults import from_problem, from_pydantic, shown
-from blockc.spec.keys import LAYER_KEYS, PLACEMENTS, TOP_KEYS, LayerKeys, NormKeys, TopKeys, scaled
-from blockc.spec.layers import Kind, lay, with_norm
+from blockc.source import Finding, Mapping, Place, SpecError, Tree, finding, key_place, override, plain, read
+from blockc.spec.faults import faulty_keys, from_problem, from_pydantic, shown, unknown_keys, without
+from blockc.spec.keys import LAYER_KEYS, PLACEMENTS, TOP_KEYS, LayerKeys, Layers, NormKeys, TopKeys, scaled
+from blockc.spec.layers import Kind, kinds_of, lay, with_norm
 
 M = TypeVar("M", bound=BaseModel)
+Sizes = tuple[int, int]  # width and context
 MAX_DEPTH = 10_000  # layers; each is laid and checked by itself, so that more would not be answered at once
 
 
@@ -78,25 +79,50 @@ def load(path: Path | str, assignments: tuple[str, ...] = ()) -> Spec:
     return from_tree(tree)
 
 
+class SpecFaults(SpecError):
+    """What is wrong with a spec's keys, and the layers that are sound all the same: their terms can be read."""
+
+    def __init__(self, findings: list[Finding], sound: tuple[Layer, ...], sizes: Sizes | None) -> None:
+        super().__init__(findings)
+        self.sound, self.sizes = sound, sizes
+
+
 def from_tree(tree: Mapping) -> Spec:
+    """Raises SpecFaults: one run shows all that is wrong with any key."""
     _version_first(tree)
-    top, faults = _validated(TopKeys, _only(tree, TOP_KEYS, keep_unknown=True))
-    # The layer keys are read before the faults are raised: one run shows all that is wrong.
+    top, faults = _read(TopKeys, _only(tree, TOP_KEYS, keep_unknown=True))
     layers: tuple[Layer, ...] = ()
     final: NormKeys | None = None
-    if top is None:
-        faults += _base_faults(tree)
+    if top is None or top.depth > MAX_DEPTH or _misnamed(tree):
+        faults += _too_deep(tree, top.depth) if top else []
+        sizes = _sizes(tree)
+        sound, more = _of_kinds(tree, kinds_of(tree) or _one_kind(tree), sizes)
+        faults += more
     else:
-        if top.depth > MAX_DEPTH:
-            raise SpecError([finding(MANY_LAYERS, tree.entries["depth"].value.place,
-                                     "more layers than can be laid out one by one",
-                                     expected=f"at most {MAX_DEPTH}", got=str(top.depth))])  # fmt: skip
-        layers, more = _layers(tree, top)
+        sizes = top.width, top.context
+        laid = lay(tree, top.layers, top.depth)
+        sound, more = _of_kinds(tree, laid.kinds.values(), sizes)
+        faults += [*laid.faults, *more]
+        made = {layer.kind: layer for layer in sound}
+        layers = tuple(made[name] for name in laid.names) if set(laid.names) <= set(made) else ()
         final, last = _final_norm(tree, layers)
-        faults += more + last + list(_position_faults(tree, top, layers)) + list(_embedding_faults(tree, top))
+        faults += last + list(_position_faults(tree, top, layers)) + list(_embedding_faults(tree, top))
     if faults or top is None:
-        raise SpecError(_in_order(faults))
+        raise SpecFaults(_in_order(faults), sound, sizes)
     return Spec(top, layers, final, tree)
+
+
+def _misnamed(tree: Mapping) -> bool:
+    """Whether a list of layers may stand under a key that is no such list: then none is missed."""
+    layers = tree.entries["layers"].value if "layers" in tree.entries else None
+    return isinstance(layers, Mapping) and not set(layers.entries) <= set(Layers.model_fields)
+
+
+def _too_deep(tree: Mapping, depth: int) -> list[Finding]:
+    if depth <= MAX_DEPTH:
+        return []
+    place, message = tree.entries["depth"].value.place, "more layers than can be laid out one by one"
+    return [finding(MANY_LAYERS, place, message, expected=f"at most {MAX_DEPTH}", got=str(depth))]
 
 
 def _version_first(tree: Mapping) -> None:
@@ -125,17 +151,33 @@ def _validated(model: type[M], tree: Mapping, where: tuple[str | int, ...] = ())
         return None, from_pydantic(error, model, tree, where)
 
 
-def _base_faults(tree: Mapping) -> list[Finding]:
-    """What is wrong with the layer keys by themselves, where the top-level ones are wrong too."""
-    if "layers" in tree.entries:
-        return []
-    base = with_norm(_only(tree, LAYER_KEYS))
-    keys, faults = _validated(LayerKeys, base)
-    if keys is None:
-        return faults
+def _read(model: type[M], tree: Mapping) -> tuple[M | None, list[Finding]]:
+    """As far as it can be read: a key that nothing reads is a fault, and hides none of the rest."""
+    try:
+        return model.model_validate(plain(tree)), []
+    except ValidationError as error:
+        faults = from_pydantic(error, model, tree)
+        kept = _known(error, tree)
+        return (_validated(model, kept)[0] if kept != tree else None), faults
+
+
+def _known(error: ValidationError, tree: Mapping) -> Mapping:
+    """The tree without the keys that nothing reads."""
+    kept: Tree = tree
+    for path in unknown_keys(error, tree):
+        kept = without(kept, path)
+    assert isinstance(kept, Mapping)
+    return kept
+
+
+def _one_kind(tree: Mapping) -> tuple[Kind, ...]:
+    return () if "layers" in tree.entries else (Kind("layer", _only(tree, LAYER_KEYS)),)
+
+
+def _sizes(tree: Mapping) -> Sizes | None:
+    """Width and context, where they are known though other keys are wrong."""
     width, context = _size(tree, "width"), _size(tree, "context")
-    sizes = (width, context) if width and context else None
-    return list(_layer_faults(Layer("layer", keys, base), sizes, tree.place))
+    return (width, context) if width and context else None
 
 
 def _size(tree: Mapping, key: str) -> int | None:
@@ -144,27 +186,47 @@ def _size(tree: Mapping, key: str) -> int | None:
     return size if type(size) is int and size > 0 else None
 
 
-def _layers(tree: Mapping, top: TopKeys) -> tuple[tuple[Layer, ...], list[Finding]]:
-    kinds = lay(tree, top.layers, top.depth)
-    made: dict[str, Layer] = {}
+def _of_kinds(tree: Mapping, kinds: Iterable[Kind], sizes: Sizes | None) -> tuple[tuple[Layer, ...], list[Finding]]:
+    """The layers that are sound, one a kind, and what is wrong with the others."""
+    sound: list[Layer] = []
     faults: list[Finding] = []
-    for kind in {kind.name: kind for kind in kinds}.values():
+    for kind in kinds:
         whole = with_norm(kind.tree)
-        keys, found = _validated(LayerKeys, whole)
-        faults += found
-        if keys is not None:
-            made[kind.name] = Layer(kind.name, keys, whole)
-            faults += _layer_faults(made[kind.name], (top.width, top.context), tree.place)
-    if faults:
-        return (), _distinct(faults)
-    return tuple(made[kind.name] for kind in kinds), []
+        keys, found = _read(LayerKeys, whole)
+        layer = Layer(kind.name, keys, whole) if keys is not None else None
+        wrong = list(_layer_faults(layer, sizes, tree.place) if layer else _part_faults(_rest(kind.name, whole), sizes))
+        faults += [*found, *wrong]
+        sound += [layer] if layer and not wrong else []
+    return tuple(sound), _distinct(faults)
 
 
-def _layer_faults(layer: Layer, sizes: tuple[int, int] | None, root: Place) -> Iterator[Finding]:
-    """What is missing everywhere is missing at the root of the file. `sizes` are width and context, where known."""
+def _rest(kind: str, tree: Mapping) -> Layer:
+    """A layer without the keys under which something is wrong."""
+    for less in (_known, _sound):
+        try:
+            return Layer(kind, LayerKeys.model_validate(plain(tree)), tree)
+        except ValidationError as error:
+            tree = less(error, tree)
+    keys, _ = _validated(LayerKeys, tree)
+    return Layer(kind, keys or LayerKeys(), tree)
+
+
+def _sound(error: ValidationError, tree: Mapping) -> Mapping:
+    """The tree without each of its keys under which something is wrong."""
+    wrong = faulty_keys(error, tree)
+    return Mapping({key: entry for key, entry in tree.entries.items() if key not in wrong}, tree.place)
+
+
+def _part_faults(layer: Layer, sizes: Sizes | None) -> Iterator[Finding]:
+    """What is wrong with each part by itself, where the sizes are known."""
     for key, part in occupants(layer.keys) if sizes else ():
         for problem in part.problems(*sizes) if sizes else ():
             yield from_problem(problem, layer.tree, (key,))
+
+
+def _layer_faults(layer: Layer, sizes: Sizes | None, root: Place) -> Iterator[Finding]:
+    """What is missing everywhere is missing at the root of the file."""
+    yield from _part_faults(layer, sizes)
     keys, tree = layer.keys, layer.tree
     placement = keys.norm.placement if keys.norm else None
     if placement and keys.block is not None:
@@ -247,4 +309,4 @@ def written(model: BaseModel) -> dict[str, Any]:
     return model.model_dump(mode="json", exclude_none=True)
 
 
-__all__ = ["Kind", "Layer", "Spec", "from_tree", "load", "occupants", "written"]
+__all__ = ["Kind", "Layer", "Spec", "SpecFaults", "from_tree", "load", "occupants", "written"]

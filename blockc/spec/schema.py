@@ -18,6 +18,7 @@ from blockc.distribution import layout_names
 from blockc.parts import PARTS, Norm
 from blockc.parts.base import KIND, NOTHING, ORNONE
 from blockc.parts.mlp import TYPES
+from blockc.parts.numbers import LARGEST, LARGEST_INT, SMALLEST
 from blockc.spec import labels
 from blockc.spec.descriptions import DEFAULTS, KEYS, TERM
 from blockc.spec.keys import LAYER_KEYS, Document
@@ -27,7 +28,7 @@ DIALECT = "http://json-schema.org/draft-07/schema#"  # the one that editors of Y
 Json = dict[str, Any]
 
 _NONE: Json = {"const": "none"}
-_COUNT: Json = {"type": "integer", "minimum": 1}
+_COUNT: Json = {"type": "integer", "minimum": 1, "maximum": LARGEST_INT}
 _LABEL: Json = {"type": "string", "pattern": labels.PATTERN, "not": _NONE}
 _CHAIN: Json = {"type": "array", "minItems": 1, "items": {"$ref": "#/definitions/Term"}}
 
@@ -191,7 +192,7 @@ def _term() -> Json:
         }
 
     branches = {"type": "array", "minItems": 2, "items": _CHAIN}
-    factor = {"type": "number", "exclusiveMinimum": 0}
+    factor = {"type": "number", "exclusiveMinimum": 0, "minimum": SMALLEST, "maximum": LARGEST}
     return {
         "description": TERM["term"],
         "anyOf": [_LABEL, _CHAIN, said_by("residual", _CHAIN), said_by("sum", branches), said_by("scale", factor)],

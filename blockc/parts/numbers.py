@@ -1,0 +1,55 @@
+"""The numbers of the language: integers that int64 holds, and floats that fp32 holds in full.
+
+What is computed is computed in these types, so that a number beyond them would be another one in every backend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+LARGEST_INT = 2**63 - 1
+LARGEST = 3.4028234663852886e38  # of fp32
+SMALLEST = 1.1754943508222875e-38  # above 0 that fp32 holds in full: below, digits are lost, or all of the number
+
+
+def out_of_fp32(number: float) -> str:
+    """What fp32 would have to be given in the place of a number, or nothing."""
+    if abs(number) > LARGEST:
+        return f"at most {LARGEST:.3g}, the largest number of fp32"
+    return f"at least {SMALLEST:.3g}, the smallest number of fp32" if 0 < abs(number) < SMALLEST else ""
+
+
+@dataclass(frozen=True)
+class InFp32:
+    """A float whose magnitude is 0 or one that fp32 holds in full."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._held, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        said: dict[str, Any] = handler(schema)
+        vanishing = {"exclusiveMinimum": 0, "exclusiveMaximum": SMALLEST}
+        if "exclusiveMinimum" in said:
+            return {**said, "minimum": SMALLEST, "maximum": LARGEST}
+        if "minimum" in said:
+            return {**said, "maximum": LARGEST, "not": vanishing}
+        both = [vanishing, {"exclusiveMinimum": -SMALLEST, "exclusiveMaximum": 0}]
+        return {**said, "minimum": -LARGEST, "maximum": LARGEST, "not": {"anyOf": both}}
+
+    @staticmethod
+    def _held(number: float) -> float:
+        if expected := out_of_fp32(number):
+            what = "too large for fp32" if abs(number) > LARGEST else "too small for fp32"
+            raise PydanticCustomError("out_of_fp32", "{what}", {"what": what, "expected": expected})
+        return number
+
+
+Positive = Annotated[int, Field(gt=0, le=LARGEST_INT)]
+Count = Annotated[int, Field(ge=0, le=LARGEST_INT)]
+Real = Annotated[float, InFp32()]
+PositiveFloat = Annotated[float, Field(gt=0), InFp32()]
+Epsilon = Annotated[float, Field(ge=0), InFp32()]
