@@ -19,7 +19,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from blockc import api
 from blockc.cli import app, guarded
 from blockc.runtime import Session, SessionError, chat
-from blockc.runtime.text import Stream, Tokenizer
+from blockc.runtime.stream import Stream
+from blockc.runtime.text import Tokenizer
 from tests.checkpoints import ROOT, save, tensors, twin
 
 transformers_: Any = transformers
@@ -137,7 +138,7 @@ def test_what_ends_a_text(tmp_path: Path) -> None:
     assert known(tmp_path, characters(), **{config: {"eos_token_id": 7}}).stop == (7,)
     both = known(tmp_path, characters(), **{config: {"eos_token_id": [7, 9]}})
     assert both.stop == (7, 9) and both.special == {"bos_token": "<s>", "eos_token": "</s>"}
-    with pytest.raises(SessionError, match=r"generation_config\.json: eos_token_id holds '7', which is no id"):
+    with pytest.raises(SessionError, match=r"n_config\.json: eos_token_id is '7', and a token is a number from 0 up"):
         known(tmp_path, characters(), **{config: {"eos_token_id": ["7"]}})
     with pytest.raises(SessionError, match=r"generation_config\.json: not a JSON object"):
         known(tmp_path, characters(), **{config: []})
@@ -196,10 +197,10 @@ def test_a_template_may_stand_in_the_tokenizers_config(tmp_path: Path) -> None:
         ("{{ cycler.__init__.__globals__.os.getcwd() }}", "unsafe"),
         ("{% include 'chat_template.jinja' %}", "no loader"),
         ("{% for i in range(100001) %}{% endfor %}", "Range too big"),
-        ("{% for i in range(90000) %}{{ 'twenty characters' }}{% endfor %}", "more than 1000000 characters"),
+        ("{% for i in range(90000) %}{{ 'twenty characters' }}{% endfor %}", "more than 1,000,000 characters"),
         ("{% if %}", "Expected an expression"),
         ("{{ none + 1 }}", "unsupported operand"),
-        ("x" * 1_000_001, "has 1000001 characters"),
+        ("x" * 1_000_001, "has 1,000,001 characters"),
     ],
 )
 def test_a_template_can_do_no_harm_and_says_what_is_wrong(template: str, why: str, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def _refuse_long(longest: int, tokens: int, context: int) -> None:
 
 def _print(steps: Iterator[list[int | None]], tokenizer: Tokenizer, texts: list[str], prompts: list[list[int]]) -> None:
     """One text as it comes; several at the end, each under its prompt."""
-    from blockc.runtime.text import Stream
+    from blockc.runtime.stream import Stream
 
     streams = [Stream(tokenizer, ids) for ids in prompts]
     written = [""] * len(streams)

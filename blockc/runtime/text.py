@@ -3,63 +3,53 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from blockc.jsonfile import FileError, bounded
+from blockc.jsonfile import json_object as _json_object
 from blockc.runtime.opening import SessionError
+from blockc.special import GENERATION, TOKENIZER, TOKENS, SpecialError, special_ids, special_token
 
-_BEFORE = 5  # tokens of the prompt that a stream decodes along, so that a space between it and the text is kept
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+MAX_TOKENIZER = 1 << 28  # bytes
 
-MAX_JSON = 1 << 28  # bytes
+_SPECIAL = ("bos", "eos", "unk", "pad")
+_IDS = 1 << 32  # the package counts no further
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
     """tokenizer.json of a folder, and what the files beside it say of special tokens.
 
-    `stop` are the ids that end a text: of generation_config.json, else the token that tokenizer_config.json names;
-    empty where neither does. `special` are the tokens by name, as a chat template is given them.
+    `stop` are the ids that end a text, empty where no file says so; `vocab`, where it is given, is how many tokens the
+    model has. `special` are the tokens by name, as a chat template is given them.
     Raises SessionError; ModuleNotFoundError without the `tokenizers` package.
     """
 
-    def __init__(self, folder: Path) -> None:
-        import tokenizers
-
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise SessionError(
-                f"{folder}: no tokenizer.json, so no text: put the checkpoint's there, or use the Session of Python"
-            )
-        try:
-            self.known: Any = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # what the package raises has no type of its own
-            raise SessionError(f"{path}: not a tokenizer: {error}") from None
+    def __init__(self, folder: Path, vocab: int | None = None) -> None:
+        self.known: Any = _tokenizer(folder / "tokenizer.json")
         self.known.no_truncation()
         self.known.no_padding()
-        said = json_object(folder / "generation_config.json")
-        named = json_object(folder / "special_tokens_map.json") | json_object(folder / "tokenizer_config.json")
-        self.special = {name: token for name in _SPECIAL if (token := self._token(name, named, said)) is not None}
-        self.stop = self._stop(folder, said.get("eos_token_id"))
+        files = {name: json_object(folder / name) for name in (GENERATION, TOKENIZER, TOKENS)}
+        try:
+            self.stop = special_ids("eos", files, self.known.token_to_id, vocab, folder)
+        except SpecialError as error:
+            raise SessionError(str(error)) from None
+        self.special = {f"{name}_token": token for name in _SPECIAL if (token := self._token(name, files)) is not None}
+        kinds = set(_kinds(self.known.decoder))
+        self.by_byte = "ByteFallback" in kinds  # tokens such as <0xE8> are bytes; else a token is whole text,
+        self.by_letter = "ByteLevel" in kinds and not self.by_byte  # or each of its letters is a byte
 
-    def _token(self, name: str, named: dict[str, Any], said: dict[str, Any]) -> str | None:
+    def _token(self, name: str, files: dict[str, dict[str, Any]]) -> str | None:
         """By its text, or by its number where only that is said."""
-        token, number = named.get(name), said.get(f"{name}_id")
-        if isinstance(token, dict):
-            token = token.get("content")
-        if token is None and type(number) is int and number >= 0:
-            token = self.known.id_to_token(number)
-        return token if isinstance(token, str) else None
-
-    def _stop(self, folder: Path, said: Any) -> tuple[int, ...]:
-        if said is None:
-            found = self.known.token_to_id(self.special.get("eos_token", ""))
-            return () if found is None else (int(found),)
-        listed = said if isinstance(said, list) else [said]
-        if bad := [i for i in listed if type(i) is not int]:
-            raise SessionError(f"{folder / 'generation_config.json'}: eos_token_id holds {bad[0]!r}, which is no id")
-        return tuple(listed)
+        for file in (TOKENIZER, TOKENS):
+            if (token := special_token(name, files[file])) is not None:
+                return token
+        number = files[GENERATION].get(f"{name}_token_id")
+        return self.known.id_to_token(number) if type(number) is int and 0 <= number < _IDS else None
 
     def ids(self, text: str, special: bool = True) -> list[int]:
         """`special`: with what the tokenizer puts around a text. A chat template has that in itself."""
@@ -67,49 +57,82 @@ class Tokenizer:
         return list(self.known.encode(whole, add_special_tokens=special).ids)
 
     def text(self, ids: Sequence[int]) -> str:
+        """Without special tokens."""
         return str(self.known.decode(list(ids), skip_special_tokens=True))
 
+    def word(self, token: int) -> str | None:
+        """A token as the vocabulary has it; None where it adds nothing to a text: it is special, empty or unknown."""
+        word = self.known.id_to_token(token)
+        return None if not word or word in self._unread else word
 
-class Stream:
-    """The text behind a prompt, piece by piece: each token's as soon as its characters are whole.
+    def bytes(self, word: str) -> bytes:
+        """Of a token that may hold parts of characters. Empty for one that is whole text."""
+        if self.by_byte:
+            found = _BYTE.fullmatch(word)
+            return bytes.fromhex(found[1]) if found else b""
+        if not self.by_letter:
+            return b""
+        read = [_LETTERS.get(letter) for letter in word]
+        return word.encode() if None in read else bytes(cast(list[int], read))
 
-    Tokens are decoded together with those of the piece before, since what a token reads as depends on its neighbours;
-    of the two texts, with and without the new ones, the difference is what is new.
-    """
+    @cached_property
+    def stand_in(self) -> int | None:
+        """A token of one byte that is a character."""
+        return next((token for byte in range(65, 91) if (token := self.known.token_to_id(f"<0x{byte:02X}>"))), None)
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        self.tokenizer = tokenizer
-        self.ids = list(prompt[-_BEFORE:])
-        self.first, self.given = 0, len(self.ids)
+    @cached_property
+    def _unread(self) -> frozenset[str]:
+        added = self.known.get_added_tokens_decoder().values()
+        return frozenset(str(token.content) for token in added if token.special)
 
-    def push(self, token: int) -> str:
-        """What the token adds, which is nothing while a character is in pieces."""
-        self.ids.append(token)
-        new = self._new()
-        return "" if new.endswith(_UNFINISHED) else self._give(new)
 
-    def rest(self) -> str:
-        """What was held back, with a mark for a character that never became whole."""
-        return self._give(self._new())
+def _letters() -> Iterator[tuple[str, int]]:
+    """The letters of a byte-level vocabulary: bytes that Latin-1 prints are themselves, the others follow it."""
+    others = 256
+    for byte in range(256):
+        printed = 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174
+        yield chr(byte if printed else others), byte
+        others += not printed
 
-    def _new(self) -> str:
-        before = self.tokenizer.text(self.ids[self.first : self.given])
-        return self.tokenizer.text(self.ids[self.first :])[len(before) :]
 
-    def _give(self, new: str) -> str:
-        if new:
-            self.first, self.given = self.given, len(self.ids)
-        return new
+_LETTERS = dict(_letters())
+
+
+def _tokenizer(path: Path) -> Any:
+    import tokenizers
+
+    try:
+        data = bounded(path, MAX_TOKENIZER)
+    except FileNotFoundError:
+        raise SessionError(
+            f"{path.parent}: no tokenizer.json, so no text: put the checkpoint's there, or use the Session of Python"
+        ) from None
+    except (FileError, OSError) as error:
+        raise SessionError(_plain(path, error)) from None
+    try:
+        return tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # what the package raises has no type of its own
+        raise SessionError(f"{path}: not a tokenizer: {error}") from None
+
+
+def _kinds(decoder: Any) -> Iterator[str]:
+    """The steps that turn tokens into text, by name."""
+    steps: list[Any] = [] if decoder is None else [json.loads(decoder.__getstate__())]
+    while steps:
+        step = steps.pop()
+        yield str(step["type"])
+        steps += step.get("decoders", [])
 
 
 def json_object(path: Path) -> dict[str, Any]:
     """Empty where there is no such file. Raises SessionError."""
     try:
-        data = json.loads(path.read_bytes()) if path.stat().st_size <= MAX_JSON else None
+        return _json_object(path)
     except FileNotFoundError:
         return {}
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
-        raise SessionError(f"{path}: not a JSON object of at most {MAX_JSON} bytes")
-    return data
+    except (FileError, OSError) as error:
+        raise SessionError(_plain(path, error)) from None
+
+
+def _plain(path: Path, error: Exception) -> str:
+    return f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
