@@ -35,7 +35,7 @@ METHODS = {
 # And what stands in one place alone, which is why.
 ONCE = {
     "exec_module": ["proof/runners.py"],  # model.py, of which blockc has the text
-    "from_string": ["runtime/chat.py"],  # in the sandbox
+    "from_string": ["runtime/template.py"],  # in the sandbox
     "Popen": ["bench/turns.py", "diff/revision.py"],  # workers of its own, and git
 }
 OF_ITS_OWN = {"bench/machine.py": ["ctypes"]}  # the loop that reads memory, which it compiles itself
