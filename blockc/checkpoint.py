@@ -10,25 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from blockc import gguf
+from blockc.companions import companions, with_config
 from blockc.errors import listed
 from blockc.facts import Said, config_says, misfits
 from blockc.ir import Function
 from blockc.layouts import Layout, gguf_layout
 from blockc.ops import Array
 from blockc.safetensors import CheckpointError, FileFacts, Shape, files_stored, shown, stored
-
-# What a runtime wants beside the weights. config.json is not among them: the spec, which it must not contradict, stands
-# in its stead.
-COMPANIONS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "chat_template.jinja",
-)
-
-
-MAX_COMPANION = 1 << 28  # bytes
 
 
 class Tensor(Protocol):
@@ -49,7 +37,8 @@ class Tensor(Protocol):
 class Checkpoint:
     """`files` are those that a model may point into; `layout` is the one that the file itself names, if it does.
 
-    `says` and `metadata` are what stands there of the model beside its tensors: theta, eps and the like.
+    `says` and `metadata` are what stands there of the model beside its tensors: theta, eps and the like. `told` is what
+    there is to say of the companions.
     """
 
     folder: Path
@@ -58,6 +47,7 @@ class Checkpoint:
     layout: Layout | None = None
     companions: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     says: tuple[Said, ...] = ()
+    told: tuple[str, ...] = ()
     metadata: gguf.Metadata | None = None
 
     def unlike(self, function: Function, context: int | None = None) -> list[str]:
@@ -67,9 +57,10 @@ class Checkpoint:
 
     @property
     def notes(self) -> list[str]:
-        """What its reader should know: a line for keys of which nobody knows what they mean."""
+        """What its reader should know: what was added to its files, and keys of which nobody knows what they mean."""
         unknown = self.metadata.unknown if self.metadata else []
-        return [f"not compared, for nothing is known of them: {', '.join(listed(unknown))}"] if unknown else []
+        strange = [f"not compared, for nothing is known of them: {', '.join(listed(unknown))}"] if unknown else []
+        return [*self.told, *strange]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -78,13 +69,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     A folder that holds no safetensors and one GGUF model is that model.
     """
     folder = path if path.is_dir() else path.parent
-    beside = {name: _companion(folder / name) for name in COMPANIONS if (folder / name).is_file()}
+    beside = companions(folder)
     if (file := _gguf(path)) is not None:
         read = gguf.read(file)
         kept = {**read.companions(), **beside}
         return Checkpoint(folder, read.tensors, (), gguf_layout(read.architecture), kept, metadata=read.metadata)
     tensors, files = stored(path)
-    return Checkpoint(folder, tensors, tuple(files), None, beside, config_says(folder / "config.json"))
+    beside, told = with_config(folder, beside)
+    return Checkpoint(folder, tensors, tuple(files), None, beside, config_says(folder / "config.json"), told)
 
 
 def has_weights(folder: Path) -> bool:
@@ -103,12 +95,6 @@ def _gguf(path: Path) -> Path | None:
         names = listed([shown(each.name) for each in found])
         raise CheckpointError("\n  ".join([f"{path} holds several GGUF files: name the one that is meant", *names]))
     return found[0] if found else None
-
-
-def _companion(path: Path) -> bytes:
-    if path.stat().st_size > MAX_COMPANION:
-        raise CheckpointError(f"{path}: larger than {MAX_COMPANION} bytes")
-    return path.read_bytes()
 
 
 def linked_checkpoint(folder: Path, names: list[str]) -> Checkpoint:

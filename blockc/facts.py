@@ -6,7 +6,6 @@ A fact goes by the spec's key for it. What only one side says is not compared.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from blockc.ir import Function, functions, parameters
+from blockc.jsonfile import FileError, json_object
 from blockc.ops import (
     Alibi,
     Attention,
@@ -112,15 +112,12 @@ class Said:
 
 def config_says(path: Path) -> tuple[Said, ...]:
     """Of a config.json as transformers writes it; nothing where there is none. No other line of it is looked at."""
-    if not path.is_file():
-        return ()
     try:
-        data: object = json.loads(path.read_bytes()) if path.stat().st_size <= MAX_CONFIG else None
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: not a JSON object of at most {MAX_CONFIG} bytes")
-    config = cast(dict[str, object], data)
+        config: dict[str, object] = json_object(path, MAX_CONFIG)
+    except FileNotFoundError:
+        return ()
+    except (FileError, OSError) as error:
+        raise CheckpointError(f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)) from None
     inner = config.get("text_config")  # the language model of one that takes images too
     return tuple(_config(cast(dict[str, object], inner) if isinstance(inner, dict) else config))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockc.errors import BlockcError
 from blockc.jsonfile import FileError, parsed
+from blockc.special import FILES, SpecialError, special_ids
 from blockc.target import Provider
 
 if TYPE_CHECKING:
@@ -155,7 +156,12 @@ def _shared(graph: onnx.GraphProto) -> bool:
 
 def _special(companions: Mapping[str, bytes], vocab: int) -> dict[str, Any]:
     """eos, one id or several; bos where it is known; pad, which fills up batches, else the first eos."""
-    bos, eos, pad = (_ids(name, companions, vocab) for name in ("bos", "eos", "pad"))
+    files = {name: _read(companions, name) for name in FILES}
+    number = _tokens(companions).get
+    try:
+        bos, eos, pad = ([*special_ids(name, files, number, vocab)] for name in ("bos", "eos", "pad"))
+    except SpecialError as error:
+        raise GenaiError(str(error)) from None
     if not eos:
         raise GenaiError(
             "onnxruntime-genai must know which token ends a text, and no file of the checkpoint says so: put "
@@ -165,29 +171,16 @@ def _special(companions: Mapping[str, bytes], vocab: int) -> dict[str, Any]:
     return known | {"eos_token_id": eos if len(eos) > 1 else eos[0], "pad_token_id": (pad or eos)[0]}
 
 
-def _ids(name: str, companions: Mapping[str, bytes], vocab: int) -> list[int]:
-    """From generation_config.json, else the token that tokenizer_config.json names, as tokenizer.json counts it."""
-    file, key = "generation_config.json", f"{name}_token_id"
-    said = _read(companions, file).get(key)
-    if said is None:
-        file, key = "tokenizer_config.json", f"{name}_token"
-        token = _read(companions, file).get(key)
-        token = token.get("content") if isinstance(token, dict) else token
-        said = _tokens(companions).get(token, []) if isinstance(token, str) else []
-    found = said if isinstance(said, list) else [said]
-    for i in found:
-        if type(i) is not int or not 0 <= i < vocab:
-            raise GenaiError(f"{file}: {key} is {json.dumps(i)}, and the model's tokens are 0 to {vocab - 1}")
-    return found
-
-
-def _tokens(companions: Mapping[str, bytes]) -> dict[Any, Any]:
+def _tokens(companions: Mapping[str, bytes]) -> dict[str, int]:
+    """Every token of tokenizer.json by its text: a vocabulary with numbers, or in their order with scores."""
     tokenizer = _read(companions, "tokenizer.json")
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
-    listed = added if isinstance(added, list) else []
-    known = dict(vocab) if isinstance(vocab, dict) else {}
-    return known | {token.get("content"): token.get("id") for token in listed if isinstance(token, dict)}
+    scored = enumerate(vocab) if isinstance(vocab, list) else ()
+    known = {pair[0]: i for i, pair in scored if isinstance(pair, list) and pair}
+    known |= vocab if isinstance(vocab, dict) else {}
+    known |= {t.get("content"): t.get("id") for t in (added if isinstance(added, list) else ()) if isinstance(t, dict)}
+    return {token: i for token, i in known.items() if isinstance(token, str) and type(i) is int}
 
 
 def _search(companions: Mapping[str, bytes]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from blockc.checkpoint import COMPANIONS
+from blockc.companions import COMPANIONS
 from blockc.compile import Compiled
 from blockc.errors import BlockcError
 from blockc.genai import CONFIG

@@ -7,6 +7,7 @@ generation_config.json.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from blockc.errors import BlockcError
 GENERATION, CONFIG = "generation_config.json", "config.json"
 TOKENIZER, TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 
+FILES = (GENERATION, CONFIG, TOKENIZER, TOKENS)
 Name = Literal["bos", "eos", "pad"]
 Files = Mapping[str, Mapping[str, Any]]  # by name, what each holds; a file that is not there is left out
 
@@ -41,8 +43,8 @@ def special_ids(
             found = number(token)
             if found is None and name == "eos":
                 raise SpecialError(
-                    f"{at / file}: eos_token is {token!r}, and tokenizer.json has no such token: say in {GENERATION} "
-                    'which token ends a text, as {"eos_token_id": ID}'
+                    f"{at / file}: eos_token is {json.dumps(token)}, and tokenizer.json has no such token: "
+                    f'say in {GENERATION} which token ends a text, as {{"eos_token_id": ID}}'
                 )
             _refuse(at / file, f"{name}_token", [] if found is None else [found], vocab)
             return () if found is None else (found,)
@@ -56,12 +58,13 @@ def special_token(name: str, held: Mapping[str, Any]) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def completed(files: Files, at: Path = Path()) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+def completed(
+    generation: Mapping[str, Any], config: Mapping[str, Any], at: Path = Path()
+) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """generation_config.json with what config.json alone says, or None where that is nothing; what to tell of it.
 
-    A pad or bos that is no token, as -1 is, says that there is none, and is left out. Raises SpecialError for such eos.
+    A bos or pad that is no token, as -1 is, is left out: it says that there is none. Raises SpecialError for such eos.
     """
-    config, generation = files.get(CONFIG, {}), files.get(GENERATION, {})
     vocab = _said(config, "vocab_size")
     vocab = vocab if type(vocab) is int and vocab > 0 else None
     special_ids("eos", {GENERATION: generation, CONFIG: config}, lambda _: None, vocab, at)
@@ -71,14 +74,12 @@ def completed(files: Files, at: Path = Path()) -> tuple[dict[str, Any] | None, t
         said = _said(config, key)
         if said is None or generation.get(key) is not None:
             continue
-        if key != "eos_token_id" and not _is_token(said, vocab):
-            left.append(f"{CONFIG}: {key} is {said!r}, which is no token: left out of {GENERATION}")
-        else:
+        if key == "eos_token_id" or _is_token(said, vocab):
             added[key] = said
-    if not added:
-        return None, tuple(left)
-    told = f"{GENERATION}: {', '.join(f'{key} {said}' for key, said in added.items())} added from {CONFIG}"
-    return {**generation, **added}, (told, *left)
+        else:
+            left.append(f"{CONFIG}: {key} is {json.dumps(said)}, which is no token of the model: left out")
+    told = f"{GENERATION}: {', '.join(f'{key} {said}' for key, said in added.items())} added, from {CONFIG}"
+    return ({**generation, **added}, (told, *left)) if added else (None, tuple(left))
 
 
 def _said(held: Mapping[str, Any], key: str) -> Any:
@@ -95,4 +96,4 @@ def _refuse(path: Path, key: str, ids: list[Any], vocab: int | None) -> None:
     tokens = "a token is a number from 0 up" if vocab is None else f"the model's tokens are 0 to {vocab - 1}"
     for said in ids:
         if not _is_token(said, vocab):
-            raise SpecialError(f"{path}: {key} is {said!r}, and {tokens}")
+            raise SpecialError(f"{path}: {key} is {json.dumps(said)}, and {tokens}")

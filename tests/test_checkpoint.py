@@ -163,12 +163,12 @@ def test_across_devices_it_says_so_and_packs(tmp_path: Path, monkeypatch: pytest
 def test_tokenizer_files_come_along_and_code_does_not(tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
         (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "in" / name).write_text(f"{name} of the model")
+        (tmp_path / "in" / name).write_text(f'{{"of": "the model\'s {name}"}}')
     (tmp_path / "in" / "config.json").write_text('{"auto_map": {"AutoModel": "evil.Evil"}}')
     (tmp_path / "in" / "evil.py").write_text("raise SystemExit('imported')")
     checkpoint("llama3-8b", tmp_path / "in")
     built("llama3-8b", tmp_path / "out", tmp_path / "in")
-    assert (tmp_path / "out" / "tokenizer.json").read_text() == "tokenizer.json of the model"
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"of": "the model\'s tokenizer.json"}'
     assert "chat_template.jinja" in manifest(tmp_path / "out")["files"]
     assert not {"config.json", "evil.py"} & {path.name for path in (tmp_path / "out").iterdir()}
 

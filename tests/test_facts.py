@@ -76,7 +76,7 @@ def test_scaled_rope_is_compared(case: str, key: str, value: Any, keys: list[str
 @pytest.mark.parametrize("text", ["[]", "{", "", "\x00", "[" * 100_000])
 def test_a_config_that_is_no_json_object_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"config.json: not a JSON object"):
+    with pytest.raises(CheckpointError, match=r"config.json: not (a JSON object|JSON: )"):
         config_says(tmp_path / "config.json")
 
 

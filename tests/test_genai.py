@@ -324,7 +324,10 @@ def test_sampling_is_that_of_the_checkpoint(tmp_path: Path) -> None:
         ({"generation_config": {"eos_token_id": 1, "top_p": "x"}}, 'json: top_p is "x", and it wants float'),
         ({"generation_config": {"eos_token_id": 1, "top_k": True}}, "top_k is true, and it wants int"),
         ({"generation_config": []}, "generation_config.json of the checkpoint: not a JSON object"),
-        ({"tokenizer_config": {"eos_token": "<eos>"}, "tokenizer": TOKENIZER}, "which token ends a text"),
+        (
+            {"tokenizer_config": {"eos_token": "<eos>"}, "tokenizer": TOKENIZER},
+            'tokenizer_config.json: eos_token is "<eos>", and tokenizer.json has no such token: say in',
+        ),
     ],
 )
 def test_what_the_checkpoint_does_not_say_right_is_refused(companions: dict[str, Any], why: str) -> None:

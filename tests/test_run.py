@@ -138,7 +138,7 @@ def test_what_ends_a_text(tmp_path: Path) -> None:
     assert known(tmp_path, characters(), **{config: {"eos_token_id": 7}}).stop == (7,)
     both = known(tmp_path, characters(), **{config: {"eos_token_id": [7, 9]}})
     assert both.stop == (7, 9) and both.special == {"bos_token": "<s>", "eos_token": "</s>"}
-    with pytest.raises(SessionError, match=r"n_config\.json: eos_token_id is '7', and a token is a number from 0 up"):
+    with pytest.raises(SessionError, match=r"n_config\.json: eos_token_id is \"7\", and a token is a number from 0 up"):
         known(tmp_path, characters(), **{config: {"eos_token_id": ["7"]}})
     with pytest.raises(SessionError, match=r"generation_config\.json: not a JSON object"):
         known(tmp_path, characters(), **{config: []})

@@ -77,7 +77,7 @@ def run(
 
     try:
         session = Session(there(folder), ep.value, threads, prepack, cuda_graph)
-        tokenizer = Tokenizer(folder)
+        tokenizer = Tokenizer(folder, session.model.vocab)
         prompts = [_ids(folder, tokenizer, text, chat, system) for text in texts]
         _refuse_long(max(map(len, prompts)), tokens, session.context)
         if not tokenizer.stop:

@@ -12,7 +12,7 @@ from typing import Any, cast
 from blockc.jsonfile import FileError, bounded
 from blockc.jsonfile import json_object as _json_object
 from blockc.runtime.opening import SessionError
-from blockc.special import GENERATION, TOKENIZER, TOKENS, SpecialError, special_ids, special_token
+from blockc.special import FILES, GENERATION, TOKENIZER, TOKENS, SpecialError, special_ids, special_token
 
 MAX_TOKENIZER = 1 << 28  # bytes
 
@@ -33,7 +33,7 @@ class Tokenizer:
         self.known: Any = _tokenizer(folder / "tokenizer.json")
         self.known.no_truncation()
         self.known.no_padding()
-        files = {name: json_object(folder / name) for name in (GENERATION, TOKENIZER, TOKENS)}
+        files = {name: json_object(folder / name) for name in FILES}
         try:
             self.stop = special_ids("eos", files, self.known.token_to_id, vocab, folder)
         except SpecialError as error:
@@ -105,7 +105,8 @@ def _tokenizer(path: Path) -> Any:
         data = bounded(path, MAX_TOKENIZER)
     except FileNotFoundError:
         raise SessionError(
-            f"{path.parent}: no tokenizer.json, so no text: put the checkpoint's there, or use the Session of Python"
+            f"{path.parent}: no tokenizer.json, so no text: put the checkpoint's there, or give blockc.runtime.Session "
+            "the ids of tokens"
         ) from None
     except (FileError, OSError) as error:
         raise SessionError(_plain(path, error)) from None
