@@ -599,7 +599,7 @@ def test_a_bench_opens_a_copy(builds: Callable[[str], Path], tmp_path: Path) -> 
 
 def test_what_a_build_may_write_is_what_builds_write(spec: Path, weights: Path, tmp_path: Path, unproved: None) -> None:
     """The list by which files are owned holds the names of every kind of build."""
-    from blockc.checkpoint import COMPANIONS
+    from blockc.companions import COMPANIONS
 
     for name in COMPANIONS:
         (weights.parent / name).write_text('{"eos_token_id": 1}')

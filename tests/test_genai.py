@@ -20,7 +20,8 @@ from blockc import api, interp
 from blockc.cli import app, guarded
 from blockc.compile import PORTABLE, Compiled, compiled
 from blockc.genai import CONFIG, GenaiError, config, files
-from blockc.gguf import GGUF, generation_config
+from blockc.gguf import GGUF
+from blockc.gguf.tokenizer import generation_config
 from blockc.source import override, parse
 from blockc.spec import from_tree
 from blockc.target import Logits, Target
