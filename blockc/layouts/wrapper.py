@@ -1,6 +1,6 @@
 """A language model inside a model of images or sound: what its tensors are called there, and what the others are.
 
-One data file, layouts/wrapped/names.yaml, holds for the layouts of all families.
+One data file, layouts/wrapped/language-models.yaml, holds for the layouts of all families.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from blockc.errors import listed
 from blockc.layouts import LayoutError
 from blockc.source import parse, plain
 
-FILE = "layouts/wrapped/names.yaml"
+FILE = "layouts/wrapped/language-models.yaml"
 
 
 @dataclass(frozen=True)
