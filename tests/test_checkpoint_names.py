@@ -51,9 +51,14 @@ NEO: Config = {
 # By model type a small config, and the keys that choose which tensors there are ("" chooses several
 # at once): every combination is built.
 KINDS: dict[str, tuple[Config, dict[str, tuple[Any, ...]]]] = {
+    "apertus": (GROUPED, {"attention_bias": (False, True)}),
+    "arcee": (GROUPED, {"attention_bias": (False, True), "mlp_bias": (False, True)}),
+    "bitnet": (GROUPED, {"attention_bias": (False, True)}),
     "bloom": ({**COMMON, "n_layer": 2, "n_head": 4}, {}),
+    "codegen": ({**OLD, "rotary_dim": 4}, {}),
     "cohere": (GROUPED, {"attention_bias": (False, True), "use_qk_norm": (False, True)}),
     "cohere2": (GROUPED, {"attention_bias": (False, True)}),
+    "ernie4_5": ({**GROUPED, "head_dim": 8}, {"use_bias": (False, True)}),
     "falcon": (FALCON, {"bias": (False, True), "": (
         {"parallel_attn": False}, {"parallel_attn": True}, {"new_decoder_architecture": True},
         {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
@@ -64,23 +69,32 @@ KINDS: dict[str, tuple[Config, dict[str, tuple[Any, ...]]]] = {
     "glm": ({**GROUPED, "head_dim": 8}, {"attention_bias": (False, True)}),
     "glm4": ({**GROUPED, "head_dim": 8}, {"attention_bias": (False, True)}),
     "gpt2": (OLD, {}),
+    "gpt_bigcode": (OLD, {"multi_query": (False, True)}),
     "gpt_neo": (NEO, {}),
     "gpt_neox": (BASE, {"attention_bias": (False, True), "use_parallel_residual": (False, True)}),
     "gptj": ({**OLD, "rotary_dim": 4}, {}),
     "granite": (GROUPED, {"attention_bias": (False, True), "mlp_bias": (False, True)}),
+    "helium": ({**GROUPED, "head_dim": 8}, {"attention_bias": (False, True), "mlp_bias": (False, True)}),
+    "hunyuan_v1_dense": ({**GROUPED, "head_dim": 8}, {"attention_bias": (False, True)}),
     "llama": (GROUPED, {"attention_bias": (False, True), "mlp_bias": (False, True)}),
     "mistral": (GROUPED, {}),
     "mpt": ({"vocab_size": 97, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}, {}),
+    "nemotron": (GROUPED, {"attention_bias": (False, True), "mlp_bias": (False, True)}),
     "olmo": (GROUPED, {"attention_bias": (False, True)}),
     "olmo2": (GROUPED, {"attention_bias": (False, True)}),
     "olmo3": (GROUPED, {"attention_bias": (False, True)}),
     "opt": (OPT, {
         "enable_bias": (False, True), "do_layer_norm_before": (True, False), "word_embed_proj_dim": (32, 16),
     }),
+    "persimmon": (BASE, {"qk_layernorm": (False, True)}),
     "phi": (GROUPED, {}),
     "phi3": (GROUPED, {}),
     "qwen2": (GROUPED, {}),
     "qwen3": (GROUPED, {"attention_bias": (False, True)}),
+    "seed_oss": (
+        {**GROUPED, "head_dim": 8},
+        {"attention_bias": (False, True), "attention_out_bias": (False, True), "mlp_bias": (False, True)},
+    ),
     "smollm3": (GROUPED, {"attention_bias": (False, True), "mlp_bias": (False, True)}),
     "stablelm": (GROUPED, {"use_qkv_bias": (False, True), "use_parallel_residual": (False, True)}),
     "starcoder2": (GROUPED, {"use_bias": (False, True)}),
@@ -92,7 +106,8 @@ TOLERANCE = 1e-5  # of the spread; transformers takes norms and rope in float32
 def combinations(choices: Mapped[str, tuple[Any, ...]]) -> Iterator[Config]:
     made: list[Config] = [{}]
     for key, values in {**choices, "tie_word_embeddings": (True, False)}.items():
-        made = [{**one, **({key: value} if key else value)} for one in made for value in values]
+        chosen: list[Config] = [{key: value} for value in values] if key else [*values]
+        made = [{**one, **more} for one in made for more in chosen]
     yield from made
 
 
