@@ -105,8 +105,9 @@ TOLERANCE = 1e-5  # of the spread; transformers takes norms and rope in float32
 
 def combinations(choices: Mapped[str, tuple[Any, ...]]) -> Iterator[Config]:
     made: list[Config] = [{}]
-    for key, values in {**choices, "tie_word_embeddings": (True, False)}.items():
-        chosen: list[Config] = [{key: value} for value in values] if key else [*values]
+    every: dict[str, tuple[Any, ...]] = {**choices, "tie_word_embeddings": (True, False)}
+    for key, values in every.items():
+        chosen: list[Config] = [{key: value} for value in values] if key else list[Config](values)
         made = [{**one, **more} for one in made for more in chosen]
     yield from made
 
