@@ -7,7 +7,8 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -154,7 +155,8 @@ def write(
         large: dict[str, Path | None] = {} if plan is None else {**_links(plan)}
         large |= {DATA: None} if manifest.data else {}
         for name, data in files.items():
-            (stage / name).write_bytes(data)
+            with _naming(output.folder / name):
+                (stage / name).write_bytes(data)
         names = (*large, *files)
         commit(stage, replace(output, coming={**large, **files}), names)
     return Written(tuple(output.folder / name for name in (*files, *large)), plan.notes if plan else ())
@@ -172,14 +174,21 @@ def _weights(plan: Plan, stage: Path, out: Path, deep: bool, progress: Progress)
         why = f"the weights cannot be linked from where they lie ({error.strerror}): packed"
         plan = replace(plan, mode="pack", notes=(*plan.notes, why))
     digests: dict[str, str] | None = {} if deep else None
-    try:
+    with _naming(out / DATA):
         written = write_data(plan, stage / DATA, digests, progress)
-    except OSError as error:  # a write has no name in it
-        raise OSError(error.errno, error.strerror, error.filename or str(out / DATA)) from None
     data = Data(name=DATA, size=written.size, sha256=written.sha256) if written else None
     sources = tuple(map(Source.of, plan.links))
     made = Weights(mode=plan.mode, sources=sources, data=data)
     return plan, made if digests is None else Weights(mode=plan.mode, sources=sources, data=data, tensors=digests)
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """An error of a write that says of no file is one of this."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
 
 
 def _for_genai(model: Compiled, target: Target, plan: Plan | None) -> dict[str, bytes]:
@@ -248,7 +257,7 @@ def check(folder: Path, deep: bool = False, progress: Progress = silent) -> Chec
         return Checked((), tuple(unlike), None)
     if weights is None and model.parameters <= RUNNABLE:
         return _run(model, folder, target, onnx, progress)
-    references, unlike = (None, []) if weights is None else _references(model, folder, manifest)
+    references, unlike = (None, []) if weights is None else _references(model, folder, manifest, onnx)
     if unlike:
         return Checked((), tuple(f"{MANIFEST}: weights.{key}" for key in unlike), None)
     if digest(_onnx(model, target, references)) != manifest.files[MODEL]:
@@ -321,11 +330,16 @@ def _refuse_strange(folder: Path, manifest: Manifest, onnx: bytes) -> None:
             raise FolderError(f"{folder / location}: a link that leaves the folder")
 
 
-def _references(model: Compiled, folder: Path, manifest: Manifest) -> tuple[dict[str, Reference], list[str]]:
+def _references(
+    model: Compiled, folder: Path, manifest: Manifest, onnx: bytes
+) -> tuple[dict[str, Reference], list[str]]:
     """Where the parameters must lie: by the headers of what was linked, else one after another.
 
-    (And what the manifest says of the weights otherwise, by key.)
+    Which are packed beside linked ones is the graph's to say: what an adapter changed is. (And what the manifest says
+    of the weights otherwise, by key.)
     """
+    from blockc.emit.external import placed
+
     weights, target = manifest.weights, manifest.target
     assert weights is not None
     if weights.mode == "pack":
@@ -336,6 +350,7 @@ def _references(model: Compiled, folder: Path, manifest: Manifest) -> tuple[dict
     else:
         checkpoint = linked_checkpoint(folder, [source.name for source in weights.sources])
         planned = make_plan(model.function, checkpoint, model.spec.top.checkpoint, "link", target.dtype)
+        planned = replace(planned, copied=placed(onnx, DATA))
         found, linked = planned.references, {planned.sources[path].name for path in planned.linked}
     end = max((r.offset + r.length for r in found.values() if r.location == DATA), default=0)
     unlike = ["data"] if end != (weights.data.size if weights.data else 0) else []

@@ -88,12 +88,14 @@ class Plan:
     dtype: Dtype
     notes: tuple[str, ...] = ()
     joined: Parts = field(default_factory=dict[str, tuple[str, ...]])  # one parameter of the graph: the rows of these
+    copied: frozenset[str] = frozenset()  # what is packed although it could be linked
 
     @cached_property
     def linked(self) -> Mapping[str, Stored]:
         if self.mode == "pack":
             return {}
-        return {path: stored for path, source in self.sources.items() if (stored := source.linkable) is not None}
+        sources = {path: source.linkable for path, source in self.sources.items() if path not in self.copied}
+        return {path: stored for path, stored in sources.items() if stored is not None}
 
     @cached_property
     def packed(self) -> Mapping[str, Reference]:

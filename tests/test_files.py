@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from blockc import api, cli, folder
@@ -610,3 +611,23 @@ def test_what_a_build_may_write_is_what_builds_write(spec: Path, weights: Path, 
     proved = folder.write(model, tmp_path / "proved", Target(), HOLDS)
     found |= {path.name for path in proved.files}
     assert found == {*FILES, MANIFEST, DATA, "model.safetensors"}
+
+
+@pytest.mark.parametrize("mode", ["link", "pack"])
+def test_what_an_adapter_changed_is_verified_too(mode: Any, tmp_path: Path, unproved: None) -> None:
+    """It is packed beside what is linked, and no manifest says which that is: the graph does."""
+    model = twin("llama3-8b")
+    save(tmp_path / "in" / "model.safetensors", tensors(model))
+    at, width = "base_model.model.model.layers.0.self_attn.q_proj", model.spec.top.width
+    low = {
+        f"{at}.lora_A.weight": np.ones((2, width), np.float32),
+        f"{at}.lora_B.weight": np.ones((width, 2), np.float32),
+    }
+    save(tmp_path / "adapter" / "adapter_model.safetensors", low)
+    said = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(said))
+    out = tmp_path / "out"
+    api.build(model, out, proof=False, weights=tmp_path / "in", mode=mode, adapters=[tmp_path / "adapter"], deep=True)
+    assert folder.check(out, deep=mode == "link") == folder.Checked((), (), HOLDS)
+    build = api.build(model, tmp_path / "plain", proof=False, weights=tmp_path / "in", mode=mode)
+    assert build.files and (tmp_path / "plain" / DATA).exists() == (mode == "pack")

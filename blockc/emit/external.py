@@ -36,6 +36,14 @@ def locations(model: bytes) -> set[str]:
     return {e.value for t in tensors for e in t.external_data if e.key == "location"}
 
 
+def placed(model: bytes, location: str) -> frozenset[str]:
+    """The initialisers that lie in a file."""
+    tensors = onnx.load_from_string(model).graph.initializer
+    return frozenset(
+        t.name for t in tensors if any(e.key == "location" and e.value == location for e in t.external_data)
+    )
+
+
 def metadata(model: bytes) -> dict[str, str]:
     return {entry.key: entry.value for entry in onnx.load_from_string(model).metadata_props}
 
