@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from blockc.compile import Compiled, compiled
 from blockc.ir import Function, Node, functions, is_call
@@ -105,3 +105,13 @@ def attributes(op: object, apart: bool = True) -> object:
                 raise TypeError(f"an attribute of no known kind: {value!r}")
 
     return told(op)
+
+
+def tells_apart(small: object, large: object, sizes: dict[object, object]) -> bool:
+    """Whether one op's attributes are another's, with sizes unlike wherever the other's are; `sizes` starts empty."""
+    if isinstance(small, tuple) and isinstance(large, tuple):
+        ours, theirs = cast(tuple[object, ...], small), cast(tuple[object, ...], large)
+        return len(ours) == len(theirs) and all(map(lambda a, b: tells_apart(a, b, sizes), ours, theirs))
+    if isinstance(small, str) and small.startswith("size "):
+        return sizes.setdefault(small, large) == large
+    return small == large

@@ -28,7 +28,7 @@ Run = tuple[str, int]  # a kind, and how often it is laid
 Path = tuple[str, ...]
 
 LISTS = ("first", "pattern", "last")
-_NORM = ("type", "eps", "offset")
+_NORM: Path = ("type", "eps", "offset")
 # By part, what the norms inside it take over from the layer's.
 _TAKEN: dict[str, dict[str, Path]] = {
     "attention": {"qk_norm": _NORM, "v_norm": ("type", "eps"), "sub_norm": _NORM},
