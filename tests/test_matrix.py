@@ -163,7 +163,7 @@ def test_every_parameter_of_a_twin_is_random(name: str) -> None:
     twin = compiled(shrink(load(SPECS[name])))
     for path, array in random_parameters(twin.function, 20).items():
         assert not ((array == 0) | (array == 1)).any(), path
-        assert array.std() > 0, path
+        assert array.size == 1 or array.std() > 0, path
 
 
 @pytest.mark.backend("full-size onnx")
