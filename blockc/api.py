@@ -23,7 +23,8 @@ from blockc.checkpoint import has_weights, open_checkpoint
 from blockc.compile import PORTABLE, Compiled, compiled, compiled_tree
 from blockc.distribution import specs
 from blockc.errors import BlockcError
-from blockc.importing import config_file, read_config, spec_text
+from blockc.importing import config_file, read_config
+from blockc.importtext import spec_text
 from blockc.ir import Function, Value, called, is_call
 from blockc.ops import Add, Array
 from blockc.plan import Mode, Plan, plan
@@ -38,6 +39,7 @@ from blockc.weights import CheckpointError, group_sizes, layout, matched, misfit
 
 __all__ = [
     "Built",
+    "ImportedSpec",
     "NotProvedError",
     "Step",
     "build",
@@ -48,6 +50,7 @@ __all__ = [
     "figures",
     "has_weights",
     "import_spec",
+    "imported_spec",
     "show",
     "spec_files",
     "trace",
@@ -63,18 +66,30 @@ def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # n
     Raises SpecError also where a figure of `expect` or the checkpoint's layout does not hold. `expect` speaks of the
     spec as it is written, so with assignments it is not compared.
     """
-    tree = _tree(Path(path))
+    tree, warnings = _tree(Path(path))
     for assignment in assignments:
         tree = override(tree, assignment)
-    model = compiled_tree(tree)
+    model = replace(compiled_tree(tree), warnings=warnings)
     if found := misses(model, expectations=not assignments):
         raise SpecError(found)
     return model
 
 
-def _tree(path: Path) -> Mapping:
+def _tree(path: Path) -> tuple[Mapping, tuple[Finding, ...]]:
+    """(The spec; the warnings of its import, where it is one.)"""
     config = config_file(path)
-    return read(path) if config is None else read_config(config).tree
+    if config is None:
+        return read(path), ()
+    imported = read_config(config)
+    return imported.tree, imported.warnings
+
+
+@dataclass(frozen=True)
+class ImportedSpec:
+    """The text of an imported spec; the warnings are of keys that are taken otherwise than they say."""
+
+    text: str
+    warnings: tuple[Finding, ...]
 
 
 def import_spec(path: Path | str) -> str:
@@ -83,6 +98,11 @@ def import_spec(path: Path | str) -> str:
     Raises SpecError naming every key and value of config.json that is not understood, by line and column. What the
     folder's weights are named and shaped is compared with the spec; CheckpointError names all that does not fit.
     """
+    return imported_spec(path).text
+
+
+def imported_spec(path: Path | str) -> ImportedSpec:
+    """The same, with what is to be known of it."""
     file = config_file(Path(path)) or Path(path)
     imported = read_config(file)
     model = compiled(from_tree(imported.tree))
@@ -91,7 +111,7 @@ def import_spec(path: Path | str) -> str:
     weighed = Path(path).is_dir() and any(file.parent.glob("*.safetensors"))
     if weighed:
         _fits(model, file.parent)
-    return spec_text(imported, model, weighed)
+    return ImportedSpec(spec_text(imported, model, weighed), imported.warnings)
 
 
 def _fits(model: Compiled, folder: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from blockc import gguf
 from blockc.companions import companions, with_config
 from blockc.errors import listed
-from blockc.facts import Said, config_says, misfits
+from blockc.importing.unlike import NOTHING, Told, told, unlike
 from blockc.ir import Function
 from blockc.layouts import Layout, gguf_layout
 from blockc.ops import Array
@@ -37,8 +37,8 @@ class Tensor(Protocol):
 class Checkpoint:
     """`files` are those that a model may point into; `layout` is the one that the file itself names, if it does.
 
-    `says` and `metadata` are what stands there of the model beside its tensors: theta, eps and the like. `told` is what
-    there is to say of the companions.
+    `metadata` and `config` are what stands there of the model beside its tensors: theta, eps and the like. `told` is
+    what there is to say of the companions.
     """
 
     folder: Path
@@ -46,21 +46,21 @@ class Checkpoint:
     files: tuple[FileFacts, ...] = ()
     layout: Layout | None = None
     companions: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-    says: tuple[Said, ...] = ()
     told: tuple[str, ...] = ()
+    config: Told = NOTHING
     metadata: gguf.Metadata | None = None
 
     def unlike(self, function: Function, context: int | None = None) -> list[str]:
         """A line for each thing that the checkpoint says of its model and the graph does otherwise."""
         of_metadata = self.metadata.misfits(function, context) if self.metadata else []
-        return [*misfits(self.says, function, context), *of_metadata]
+        return [*unlike(self.config, function, context), *of_metadata]
 
     @property
     def notes(self) -> list[str]:
         """What its reader should know: what was added to its files, and keys of which nobody knows what they mean."""
         unknown = self.metadata.unknown if self.metadata else []
         strange = [f"not compared, for nothing is known of them: {', '.join(listed(unknown))}"] if unknown else []
-        return [*self.told, *strange]
+        return [*self.told, *self.config.notes, *strange]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -75,8 +75,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         kept = {**read.companions(), **beside}
         return Checkpoint(folder, read.tensors, (), gguf_layout(read.architecture), kept, metadata=read.metadata)
     tensors, files = stored(path)
-    beside, told = with_config(folder, beside)
-    return Checkpoint(folder, tensors, tuple(files), None, beside, config_says(folder / "config.json"), told)
+    beside, added = with_config(folder, beside)
+    return Checkpoint(folder, tensors, tuple(files), None, beside, added, told(folder / "config.json"))
 
 
 def has_weights(folder: Path) -> bool:

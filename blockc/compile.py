@@ -50,6 +50,7 @@ class Compiled:
     spec: Spec
     decoder: Decoder
     function: Function  # without a cache: the reference
+    warnings: tuple[Finding, ...] = ()  # of the import, where the spec comes from a config.json
 
     @cached_property
     def served(self) -> Function:

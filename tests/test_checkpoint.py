@@ -18,7 +18,7 @@ import pytest
 
 from blockc import api, folder
 from blockc.compile import Compiled
-from blockc.facts import figures
+from blockc.importing.figures import figures
 from blockc.plan import DATA, Mode
 from blockc.proof import Proof
 from blockc.staging import MANIFEST, FolderError

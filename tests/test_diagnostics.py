@@ -57,7 +57,7 @@ def found_in(code: Code, example: str | bytes, folder: Path, capsys: pytest.Capt
         elif text.startswith(b"import:"):
             read_map(parse(text, "m.yaml"))
         else:
-            from_config(text, "config.json", "c")
+            return names(from_config(text, "config.json", "c").warnings)
     except SpecError as error:
         return names(error.findings)
     return []

@@ -3,53 +3,102 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blockc import api
-from blockc.facts import config_says, misfits
+from blockc.compile import compiled
+from blockc.importing.unlike import Told, told, unlike
+from blockc.source import parse
+from blockc.spec import from_tree
 from blockc.weights import CheckpointError
 from tests.checkpoints import save, tensors, twin
 from tests.test_weights import CASES
 
 
+def beside(folder: Path, config: Mapping[str, Any], case: str, context: int | None = 64) -> list[str]:
+    """What is unlike the function of a case, and each line's place, which is that of the key it names."""
+    text = json.dumps(config, indent=1)
+    (folder / "config.json").write_text(text)
+    lines = unlike(told(folder / "config.json"), CASES[case].function, context)
+    for line in lines:
+        for name, at in re.findall(r"unlike: ([\w.]+) (?:is|gives) .* \(config.json:(\d+):\d+\)", line):
+            assert f'"{name.rpartition(".")[2]}"' in text.splitlines()[int(at) - 1]
+    return [re.sub(r" \(config.json:\d+:\d+\)", "", line) for line in lines]
+
+
+def config_of(case: str, **changed: Any) -> dict[str, Any]:
+    config = json.loads(CASES[case].config().to_json_string(use_diff=True)) | changed
+    if "rope_theta" in changed:
+        config["rope_parameters"] = {**config["rope_parameters"], "rope_theta": config.pop("rope_theta")}
+    return config
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_transformers_writes_of_a_model_is_what_its_spec_says(case: str, tmp_path: Path) -> None:
-    """And enough of it is looked at: of each model the sizes, the norm's eps and the activation."""
     CASES[case].config().save_pretrained(tmp_path)
-    said = config_says(tmp_path / "config.json")
-    assert {"vocab", "width", "depth", "attention.heads", "norm.eps", "activation"} <= {one.key for one in said}
-    assert misfits(said, CASES[case].function, 64) == []
+    said = told(tmp_path / "config.json")
+    assert said.imported is not None and said.notes == ()
+    assert unlike(said, CASES[case].function, 64) == []
 
 
-WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
-    "theta": ("llama", {"rope_theta": 10000.0}, "10000, and the spec's attention.rope.theta is 5000"),
-    "eps": ("llama", {"rms_norm_eps": 1e-6}, "1e-06, and the spec's norm.eps is 1e-05"),
-    "heads": ("llama", {"num_attention_heads": 8}, "8, and the spec's attention.heads is 4"),
-    "activation": ("llama", {"hidden_act": "gelu"}, "gelu, and the spec's activation is silu"),
-    "strange": ("llama", {"hidden_act": "mish"}, "mish, and the spec's activation is silu"),
-    "exact": ("gpt2", {"activation_function": "gelu"}, "gelu, and the spec's activation is gelu_tanh"),
-    "window": ("llama", {"sliding_window": 8}, "8, and the spec's attention.window is none"),
-    "no window": ("mistral", {"sliding_window": None}, "none, and the spec's attention.window is 8"),
-    "other window": ("gemma2", {"sliding_window": 4}, "4, and the spec's attention.window is 8 and none"),
-    "cap": ("gemma2", {"final_logit_softcapping": 20.0}, "20, and the spec's head.softcap is 30"),
-    "scale": ("gemma2", {"query_pre_attn_scalar": 16}, "0.25, and the spec's attention.scale is 0.2041241"),
-    "dims": ("gpt-j", {"rotary_dim": 16}, "16, and the spec's attention.rope.dims is 8"),
-    "tied": ("llama", {"tie_word_embeddings": True}, "true, and the spec's head.tied is false"),
-    "context": ("llama", {"max_position_embeddings": 32}, "32, and the spec's context is longer: 64"),
+WRONG: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "theta": ("llama", {"rope_theta": 10000.0},
+              ["rope_parameters.rope_theta is 10000, and the spec's attention.rope.theta is 5000"]),
+    "eps": ("llama", {"rms_norm_eps": 1e-6}, ["rms_norm_eps is 1e-06, and the spec's norm.eps is 1e-05"]),
+    "default": ("llama", {"rms_norm_eps": None},
+                ["config.json leaves norm.eps to llama, which has 1e-06, and the spec's norm.eps is 1e-05"]),
+    "heads": ("llama", {"num_attention_heads": 2, "head_dim": 16},
+              ["num_attention_heads is 2, and the spec's attention.heads is 4"]),
+    "activation": ("llama", {"hidden_act": "gelu"}, ["hidden_act is gelu, and the spec's activation is silu"]),
+    "exact": ("gpt2", {"activation_function": "gelu"},
+              ["activation_function is gelu, and the spec's activation is gelu_tanh"]),
+    "no window": ("mistral", {"sliding_window": None},
+                  ["config.json leaves attention.window to mistral, which has none, and the spec's attention.window "
+                   "is 8"]),
+    "other window": ("gemma2", {"sliding_window": 4},
+                     ["sliding_window gives 4 and none, and the spec's attention.window is 8 and none"]),
+    "other layers": ("gemma2", {"layer_types": ["full_attention", "sliding_attention"]},
+                     ["sliding_window gives none in layer 0 and 1 more, and the spec's attention.window is 8 there"]),
+    "cap": ("gemma2", {"final_logit_softcapping": 20.0},
+            ["final_logit_softcapping is 20, and the spec's head.softcap is 30"]),
+    "scale": ("gemma2", {"query_pre_attn_scalar": 16},
+              ["query_pre_attn_scalar gives 0.25, and the spec's attention.scale is 0.2041241"]),
+    "dims": ("gpt-j", {"rotary_dim": 16}, ["rotary_dim is 16, and the spec's attention.rope.dims is 8"]),
+    "tied": ("llama", {"tie_word_embeddings": True},
+             ["tie_word_embeddings is true, and the spec's head.tied is false"]),
+    "context": ("llama", {"max_position_embeddings": 32},
+                ["max_position_embeddings is 32, and the spec's context is longer: 64"]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "changed", "line"), WRONG.values(), ids=WRONG)
-def test_a_config_that_says_otherwise_is_named(case: str, changed: dict[str, Any], line: str, tmp_path: Path) -> None:
-    config = CASES[case].config().to_dict()
-    if "rope_theta" in changed:
-        config["rope_parameters"] = {**config["rope_parameters"], **changed}
-    (tmp_path / "config.json").write_text(json.dumps(config | changed))
-    (name,) = (name + " ** -0.5" * (name == "query_pre_attn_scalar") for name in changed)
-    assert misfits(config_says(tmp_path / "config.json"), CASES[case].function, 64) == [f"unlike: {name} is {line}"]
+@pytest.mark.parametrize(("case", "changed", "lines"), WRONG.values(), ids=WRONG)
+def test_a_config_that_says_otherwise_is_named(
+    case: str, changed: dict[str, Any], lines: list[str], tmp_path: Path
+) -> None:
+    assert beside(tmp_path, config_of(case, **changed), case) == [f"unlike: {line}" for line in lines]
+
+
+def test_a_value_that_no_spec_has_is_refused_at_its_line(tmp_path: Path) -> None:
+    config = config_of("llama", hidden_act="mish", rope_magic=2, colour="red")
+    (line, other) = beside(tmp_path, config, "llama")
+    assert re.fullmatch(
+        r"unlike: config.json:\d+:\d+: no word of a spec stands for this hidden_act \[BLC704\]; .*; got \"mish\"", line
+    )
+    assert re.fullmatch(r"unlike: config.json:\d+:\d+: unknown key rope_magic \[BLC703\]", other)
+
+
+@pytest.mark.parametrize(
+    "name", ["rope_magic", "logit_scale", "sliding_windows", "attn_softcap", "norm_epsilon", "clip"]
+)
+def test_an_unknown_key_that_tells_of_the_function_is_refused_and_another_noted(name: str, tmp_path: Path) -> None:
+    assert f"unknown key {name}" in beside(tmp_path, config_of("llama", **{name: 2}), "llama")[0]
+    assert beside(tmp_path, config_of("llama", colour="red"), "llama") == []
+    assert told(tmp_path / "config.json").notes == ("config.json: unknown keys that were not compared: colour",)
 
 
 SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -57,48 +106,84 @@ SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 
 
 @pytest.mark.parametrize(
-    ("case", "key", "value", "keys"),
+    ("case", "scaling", "keys"),
     [
-        ("llama", "rope_scaling", SCALED, ["type", "factor", "low_freq_factor", "high_freq_factor", "original"]),
-        ("llama", "rope_scaling", {"type": "yarn"}, ["type"]),
-        ("llama-tied", "rope_scaling", SCALED, []),
-        ("llama-tied", "rope_scaling", SCALED | {"factor": 32.0}, ["factor"]),
-        ("llama-tied", "rope_scaling", None, ["type"]),
-        ("llama-tied", "rope_parameters", {"rope_theta": 10000.0, "rope_type": "default"}, ["type"]),
+        ("llama", SCALED, ["type", "factor", "low_freq_factor", "high_freq_factor", "original"]),
+        ("llama", {"type": "yarn", "factor": 4.0}, ["type", "attention_factor", "factor"]),
+        ("llama-tied", SCALED, []),
+        ("llama-tied", SCALED | {"factor": 32.0}, ["factor"]),
+        ("llama-tied", None, ["type", "factor", "low_freq_factor", "high_freq_factor", "original"]),
+        ("llama-tied", {"rope_type": "default"}, ["type", "factor", "low_freq_factor", "high_freq_factor", "original"]),
     ],
 )
-def test_scaled_rope_is_compared(case: str, key: str, value: Any, keys: list[str], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({key: value}))
-    lines = misfits(config_says(tmp_path / "config.json"), CASES[case].function)
-    assert [line.split("attention.rope.scaling.")[1].split()[0] for line in lines] == keys
+def test_scaled_rope_is_compared(case: str, scaling: Any, keys: list[str], tmp_path: Path) -> None:
+    config = config_of(case)
+    theta = config.pop("rope_parameters")["rope_theta"]
+    lines = beside(tmp_path, {**config, "rope_theta": theta, "rope_scaling": scaling}, case, 16)
+    found = [line.split("the spec's attention.rope.scaling.")[1].split()[0] for line in lines]
+    assert sorted(found) == sorted(keys)
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "", "\x00", "[" * 100_000])
 def test_a_config_that_is_no_json_object_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"config.json: not (a JSON object|JSON: )"):
-        config_says(tmp_path / "config.json")
+        told(tmp_path / "config.json")
 
 
-def test_a_config_that_says_nothing_known_is_passed_over(tmp_path: Path) -> None:
-    strange = {"auto_map": {"AutoModel": "evil.Evil"}, "hidden_size": {"a": 1}, "rope_scaling": "x", "vocab_size": None}
-    (tmp_path / "config.json").write_text(json.dumps(strange | {"num_attention_heads": [4, 4]}))
-    assert misfits(config_says(tmp_path / "config.json"), CASES["llama"].function) == []
-    assert config_says(tmp_path / "absent.json") == ()
+def test_a_config_of_a_model_type_without_a_map_is_noted(tmp_path: Path) -> None:
+    """Code that it names is not looked at. A file that is not there says nothing."""
+    strange = {"model_type": "strange", "auto_map": {"AutoModel": "evil.Evil"}, "rope_theta": 7}
+    assert beside(tmp_path, strange, "llama") == []
+    (note,) = told(tmp_path / "config.json").notes
+    assert note == "config.json: unknown model type strange: it was not compared with the spec"
+    assert beside(tmp_path, {"rope_theta": 7}, "llama") == [] and len(told(tmp_path / "config.json").notes) == 1
+    assert told(tmp_path / "absent.json") == Told()
+
+
+def test_a_spec_in_block_algebra_that_is_the_same_function_is_like_the_file(tmp_path: Path) -> None:
+    """Own names for the parts, and branches in another order, change no function; a branch that reads another does."""
+    config = {"model_type": "gpt_neox", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
+              "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    said = told(tmp_path / "config.json")
+    keys = """\
+blockc: 1
+name: x
+vocab: 64
+width: 32
+depth: 2
+context: 64
+attention: {heads: 4, bias: [q, k, v, o], rope: {theta: 10000, pairing: half, dims: 2}}
+mlp: {type: gelu, width: 64, bias: [up, down]}
+norm: {type: layer, eps: 1e-5, bias: true}
+head: {tied: false}
+parts: {before: {norm: {}}, other: {norm: {}}}
+"""
+    for block, like in (
+        ("[{residual: [{sum: [[other, mlp], [before, attention]]}]}]", True),
+        ("[{residual: [before, attention]}, {residual: [other, mlp]}]", False),
+        ("[{residual: [before, {sum: [[attention], [other, mlp]]}]}]", False),
+    ):
+        model = compiled(from_tree(parse(f"{keys}block: {block}\n", "spec.yaml")))
+        assert (unlike(said, model.function, 64) == []) is like, block
 
 
 def test_a_build_names_every_difference_and_writes_nothing(tmp_path: Path) -> None:
-    held = tensors(twin("llama3-8b"))
+    model = twin("llama3-8b")
+    held = tensors(model)
     del held["model.norm.weight"]
     save(tmp_path / "in" / "model.safetensors", held)
-    said = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "num_key_value_heads": twin("llama3-8b").spec.top.vocab}
+    top = model.spec.top
+    said = {"model_type": "llama", "vocab_size": top.vocab, "hidden_size": top.width, "num_hidden_layers": top.depth,
+            "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 1, "max_position_embeddings": 64,
+            "rope_theta": 10000.0, "rms_norm_eps": 1e-6}  # fmt: skip
     (tmp_path / "in" / "config.json").write_text(json.dumps(said))
     with pytest.raises(CheckpointError) as caught:
-        api.build(twin("llama3-8b"), tmp_path / "out", proof=False, weights=tmp_path / "in")
+        api.build(model, tmp_path / "out", proof=False, weights=tmp_path / "in")
     first, *lines = str(caught.value).splitlines()
     assert first == "the checkpoint does not fit the spec:"
-    assert [line.split()[:2] for line in lines] == [
-        ["unlike:", "num_key_value_heads"], ["unlike:", "rms_norm_eps"], ["unlike:", "rope_theta"],
-        ["missing:", "model.norm.weight"],
-    ]  # fmt: skip
+    named = [line.split()[:2] for line in lines]
+    assert named[-1] == ["missing:", "model.norm.weight"]
+    assert {"num_key_value_heads", "rms_norm_eps", "rope_theta"} <= {name for _, name in named[:-1]}
     assert not (tmp_path / "out").exists()

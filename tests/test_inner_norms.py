@@ -14,8 +14,8 @@ import transformers
 
 from blockc import api
 from blockc.compile import compiled
-from blockc.facts import config_says, misfits
 from blockc.importing import from_config
+from blockc.importing.unlike import told, unlike
 from blockc.ops import Array, MergeHeads, RmsNorm
 from blockc.ops.fused import GroupQueryAttention, HeadNorm
 from blockc.safetensors import read_safetensors, write_safetensors
@@ -190,9 +190,9 @@ def test_a_dynamic_rope_with_an_alpha_is_a_larger_theta(alpha: float | None, fix
     rope = resolved(made)["attention"]["rope"]
     assert (made.top.context, "scaling" in rope) == ((64, False) if fixed else (128, True))
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert misfits(config_says(tmp_path / "config.json"), compiled(made).function, made.top.context) == []
+    assert unlike(told(tmp_path / "config.json"), compiled(made).function, made.top.context) == []
     wrong = compiled(from_tree(from_config(json.dumps({**config, "rope_theta": 9999.0}).encode(), "c.json", "h").tree))
-    assert any("rope_theta" in line for line in misfits(config_says(tmp_path / "config.json"), wrong.function))
+    assert any("rope_theta" in line for line in unlike(told(tmp_path / "config.json"), wrong.function))
     if fixed:
         theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
         ours = rope["theta"] ** (-np.arange(0, 16, 2) / 16)

@@ -386,9 +386,9 @@ def test_watching_sees_every_value_by_its_path() -> None:
 ROOMS = (
     "errors", "expected", "jsonfile", "distribution", "progress", "diagnostics", "source", "ir", "ops", "parts",
     "spec", "algebra", "build", "target", "passes", "interp", "shrink", "report", "show", "layouts", "safetensors",
-    "facts", "gguf", "special", "companions", "checkpoint", "weights", "adapter", "plan", "emit", "compile",
+    "importing", "gguf", "special", "companions", "checkpoint", "weights", "adapter", "plan", "emit", "compile",
     "genai", "manifest", "proof", "runtime", "bench", "ownership", "staging", "folder", "advice", "policy",
-    "checking", "formats", "fmt", "newspec", "importing", "diff", "doctor", "api", "cli", "__main__",
+    "checking", "formats", "fmt", "newspec", "importtext", "diff", "doctor", "api", "cli", "__main__",
 )  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FRAMEWORKS = {"torch", "onnx", "onnxruntime", "onnxscript", "transformers", "safetensors"}

@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Quiet, Set, SpecPath, app, plain, stop, there
+from blockc.cli.common import (
+    ENVIRONMENT,
+    NOTHING,
+    USAGE,
+    WRONG,
+    Quiet,
+    Set,
+    SpecPath,
+    app,
+    plain,
+    print_findings,
+    stop,
+    there,
+)
 from blockc.cli.specs import model_file
 from blockc.cli.terminal import Progress
 
@@ -157,6 +170,8 @@ def build(
         padding=padding.value,
     )
     model = api.compile(file, assignments)
+    if weights != file:  # of a folder's own config.json they are among the notes
+        print_findings(model.warnings)
     try:
         with Progress(quiet) as progress:
             built = api.build(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli.common import USAGE, app, plain, stop, there
+from blockc.cli.common import USAGE, app, plain, print_findings, stop, there
 from blockc.cli.files import Output, write_whole
 from blockc.cli.terminal import emit
 
@@ -25,8 +25,9 @@ def import_(
 
     if config_file(there(path)) is None:
         stop(USAGE, f"{plain(str(path))}: no config.json, nor a folder with one")
-    text = api.import_spec(path)
+    imported = api.imported_spec(path)
+    print_findings(imported.warnings)
     if output is None:
-        emit(text)
+        emit(imported.text)
     else:
-        write_whole(output, text)
+        write_whole(output, imported.text)

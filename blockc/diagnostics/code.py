@@ -44,3 +44,7 @@ def error(name: str, title: str, why: str, *, bad: str | bytes, good: str, alone
 
 def warning(name: str, title: str, why: str, *, bad: str | bytes, good: str, alone: bool = False) -> Code:
     return Code(name, "warning", title, why, bad, good, alone)
+
+
+def note(name: str, title: str, why: str, *, bad: str | bytes, good: str, alone: bool = False) -> Code:
+    return Code(name, "note", title, why, bad, good, alone)

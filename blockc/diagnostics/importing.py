@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockc.diagnostics.code import error
+from blockc.diagnostics.code import error, note, warning
 
 _GPT2 = '{"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12}\n'
 
@@ -61,4 +61,22 @@ QUANTISED_WEIGHTS = error(
     "stand for is a matter of each method (gptq, awq, bitsandbytes, fp8, mxfp4, ...), and none of them is read.",
     bad='{"model_type": "gpt2", "quantization_config": {"quant_method": "gptq", "bits": 4}}\n',
     good=_GPT2,
+)
+READ_OTHERWISE = warning(
+    "BLC708",
+    "a key that is taken for something else than it says",
+    "The file says one thing, and the code of its model type, in transformers, computes another: the spec is what that "
+    "code computes. docs/import.md lists every such key, and those where the published weights show the file right.",
+    bad='{"model_type": "gpt_neox", "rope_theta": 500}\n',
+    good='{"model_type": "gpt_neox", "rotary_emb_base": 500}\n',
+)
+CONFIG_NOTED = note(
+    "BLC709",
+    "two figures of one thing",
+    "Two keys of config.json together say more than one of them alone, such as a context that rope's scaling makes "
+    "longer than max_position_embeddings. Both figures are named, so that the other can be had with --set.",
+    bad='{"model_type": "llama", "max_position_embeddings": 64, "num_key_value_heads": 32, "rope_scaling": '
+    '{"rope_type": "yarn", "factor": 4}}\n',
+    good='{"model_type": "llama", "max_position_embeddings": 256, "num_key_value_heads": 32, "rope_scaling": '
+    '{"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 64}}\n',
 )

@@ -6,21 +6,28 @@ The tree that is made is one of a spec whose values lie in config.json, so that 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from blockc.advice import beyond_scaling
-from blockc.compile import Compiled
-from blockc.diagnostics.importing import CONFIG_MISSING, CONFIG_VALUE, MODEL_TYPE, QUANTISED_WEIGHTS
-from blockc.fmt import formatted
+from blockc.diagnostics.importing import CONFIG_MISSING, CONFIG_VALUE, MODEL_TYPE, QUANTISED_WEIGHTS, READ_OTHERWISE
 from blockc.importing.layers import with_layers
 from blockc.importing.maps import load_map, model_types
-from blockc.importing.values import MOST_LAYERS, Reading
-from blockc.newspec import lines
-from blockc.report.graph import Graph
-from blockc.report.memory import growth
+from blockc.importing.values import MOST_LAYERS, Names, Reading
 from blockc.safetensors import shown
-from blockc.source import Entry, Finding, Mapping, Scalar, SpecError, finding, plain, read_bytes, suggest
+from blockc.source import (
+    Entry,
+    Finding,
+    Mapping,
+    Place,
+    Scalar,
+    Sequence,
+    SpecError,
+    Tree,
+    finding,
+    plain,
+    read_bytes,
+    suggest,
+)
 from blockc.source.jsontext import is_null, parse_json
 from blockc.spec.keys import name_fault
 
@@ -28,12 +35,24 @@ CONFIG = "config.json"
 QUANTISED = ("quantization_config", "compression_config")
 
 
+INNER = "text_config"  # under which the language model of one with towers lies
+TIED = "tie_word_embeddings"  # said around a language model, and meant of it
+
+
 @dataclass(frozen=True)
 class Imported:
-    """A spec's tree, and the model type that it comes from."""
+    """A spec's tree, the model type that it comes from, and what is to be known of it: warnings and notes by place.
+
+    `whole` is the tree with all that follows from other keys; `names` are the keys of config.json, and their values, by
+    the line and column where these stand; `passed` are those that a lenient reading went past.
+    """
 
     tree: Mapping
     model_type: str
+    warnings: tuple[Finding, ...] = ()
+    whole: Mapping | None = None
+    names: Names = field(default_factory=dict[tuple[int, int], tuple[str, object]])
+    passed: tuple[str, ...] = ()
 
 
 def config_file(path: Path) -> Path | None:
@@ -48,11 +67,24 @@ def read_config(path: Path) -> Imported:
     return from_config(read_bytes(path), str(path), _name(path))
 
 
-def from_config(data: bytes, file: str, name: str) -> Imported:
-    whole = parse_json(data, file)
-    model_type, config, faults = _language_model(_model_type(whole), whole)
-    reading = Reading(load_map(model_type), _unquantised(config, faults))
-    reading.faults += faults
+def from_config(data: bytes, file: str, name: str, lenient: bool = False) -> Imported:
+    return from_tree_of(parse_json(data, file), name, lenient)
+
+
+def from_tree_of(whole: Mapping, name: str, lenient: bool = False) -> Imported:
+    """A config.json that is parsed. A `lenient` reading goes past unknown keys that do not tell of the function."""
+    chosen = _language_model(whole)
+    try:
+        return _imported(chosen, name, lenient)
+    except SpecError as error:
+        here = chosen.place
+        raise SpecError(f if f.place.file == here.file else replace(f, place=here) for f in error.findings) from None
+
+
+def _imported(chosen: _Chosen, name: str, lenient: bool) -> Imported:
+    config = chosen.config
+    reading = Reading(load_map(chosen.model_type), _unquantised(config, chosen.faults), lenient=lenient)
+    reading.faults += chosen.faults
     spec = reading.map.spec.entries
     depth = plain(reading.tree(spec["depth"].value)) if "depth" in spec else 0
     reading.depth = depth if isinstance(depth, int) and 0 < depth <= MOST_LAYERS else 0
@@ -60,33 +92,97 @@ def from_config(data: bytes, file: str, name: str) -> Imported:
     layers = reading.tree(spec["layers"].value) if "layers" in spec and reading.depth else None
     reading.close()
     assert isinstance(base, Mapping) and (layers is None or isinstance(layers, Mapping))
-    made = with_layers(base, layers, reading)
+    made = _placed(with_layers(base, layers, reading), chosen.place)
+    assert isinstance(made, Mapping)
     first = {"blockc": Scalar(1, config.place, "1"), "name": Scalar(name, config.place, name)}
     head = {key: Entry(config.place, value) for key, value in first.items()}
-    return Imported(Mapping({**head, **made.entries}, config.place), model_type)
+    said = (*reading.warnings, *_said_around(chosen, reading))
+    tree = Mapping({**head, **made.entries}, config.place)
+    whole = {**base.entries, **({"layers": Entry(config.place, layers)} if layers is not None else {})}
+    placed = _placed(Mapping(whole, config.place), chosen.place)
+    assert isinstance(placed, Mapping)
+    return Imported(tree, chosen.model_type, said, placed, reading.names, tuple(reading.passed))
 
 
-def _language_model(model_type: str, config: Mapping) -> tuple[str, Mapping, list[Finding]]:
-    """(The model type and the config of what generates text; what is not understood of all around it.)"""
-    map_ = load_map(model_type)
-    if map_.inner is None:
-        return model_type, config, []
-    key, known = map_.inner
-    inner = config.entries[key].value if key in config.entries else None
+def _placed(tree: Tree, place: Place) -> Tree:
+    """What only the model type's map says stands, for whoever reads config.json, where that names the model type."""
+    here = tree.place if tree.place.file == place.file else place
+    match tree:
+        case Scalar():
+            return Scalar(tree.value, here, tree.text, tree.quoted)
+        case Sequence():
+            return Sequence(tuple(_placed(item, place) for item in tree.items), here)
+        case Mapping():
+            entries = {
+                key: Entry(entry.key if entry.key.file == place.file else place, _placed(entry.value, place))
+                for key, entry in tree.entries.items()
+            }
+            return Mapping(entries, here)
+
+
+@dataclass
+class _Chosen:
+    """The config of what generates text, what stands around it, and what is not understood of that."""
+
+    model_type: str
+    config: Mapping
+    place: Place  # of the word that chose the map
+    around: Mapping | None = None
+    faults: list[Finding] = field(default_factory=list[Finding])
+
+
+def _language_model(whole: Mapping) -> _Chosen:
+    """What lies under text_config, where there is such; towers beside it, and their keys, are without effect on it."""
+    word = _word(whole)
+    map_ = load_map(word) if word in model_types() else None
+    if map_ is not None and map_.inner is None:
+        return _Chosen(word, whole, whole.entries["model_type"].value.place)
+    key, known = map_.inner if map_ is not None and map_.inner is not None else (INNER, "")
+    inner = whole.entries[key].value if key in whole.entries else None
     if not isinstance(inner, Mapping):
-        raise SpecError([finding(CONFIG_MISSING, config.place, f"missing key {key}",
+        if map_ is None:
+            raise _unknown(word, whole)
+        raise SpecError([finding(CONFIG_MISSING, whole.place, f"missing key {key}",
                                  expected="the config of the language model")])  # fmt: skip
-    around = Mapping({name: entry for name, entry in config.entries.items() if name != key}, config.place)
     faults: list[Finding] = []
-    outer = Reading(map_, _unquantised(around, faults))
-    return _model_type(inner) if "model_type" in inner.entries else known, inner, faults + outer.faults
+    around = _unquantised(Mapping({name: e for name, e in whole.entries.items() if name != key}, whole.place), faults)
+    said = _model_type(inner) if "model_type" in inner.entries or not known else known
+    place = inner.entries["model_type"].value.place if "model_type" in inner.entries else inner.place
+    if TIED in around.entries and not is_null(around.entries[TIED].value):
+        inner = _tied(inner, around.entries[TIED], faults)
+    return _Chosen(said, inner, place, around, faults)
+
+
+def _tied(inner: Mapping, around: Entry, faults: list[Finding]) -> Mapping:
+    """The outer key says it of the language model, whose own must not say otherwise."""
+    own = inner.entries.get(TIED)
+    if own is None or is_null(own.value):
+        return Mapping({**inner.entries, TIED: around}, inner.place)
+    if plain(own.value) != plain(around.value):
+        message = f"{TIED} of the language model and of the whole differ"
+        others = [("the other is here", around.key)]
+        faults.append(finding(CONFIG_VALUE, own.key, message, expected="one of the two", others=others))
+    return inner
+
+
+def _said_around(chosen: _Chosen, reading: Reading) -> list[Finding]:
+    """Keys of the language model that stand around it and say otherwise: they are those of another tower."""
+    found: list[Finding] = []
+    for name, entry in chosen.around.entries.items() if chosen.around is not None else ():
+        if name not in reading.map.read or name == TIED or isinstance(entry.value, Mapping) or is_null(entry.value):
+            continue
+        taken = plain(reading.key(name))
+        if taken != plain(entry.value):
+            message = f"{name} stands around the language model, and is not read: that of {INNER} is {taken}"
+            found.append(finding(READ_OTHERWISE, entry.value.place, message))
+    return found
 
 
 def _unquantised(config: Mapping, faults: list[Finding]) -> Mapping:
     """Without what says how the weights are quantised, which is a fault of its own: no map knows it."""
     found = {key: config.entries[key] for key in QUANTISED if key in config.entries}
     for key, entry in found.items():
-        if is_null(entry.value):
+        if is_null(entry.value) or (isinstance(entry.value, Mapping) and not entry.value.entries):
             continue
         method = entry.value.entries.get("quant_method") if isinstance(entry.value, Mapping) else None
         how = f" by {shown(str(plain(method.value)))}" if method is not None else ""
@@ -102,7 +198,25 @@ def _unquantised(config: Mapping, faults: list[Finding]) -> Mapping:
     return Mapping({key: entry for key, entry in config.entries.items() if key not in found}, config.place)
 
 
+def has_map(whole: Mapping) -> str | None:
+    """Nothing where the model type of a config.json has a map; else what is to be said of it."""
+    try:
+        chosen = _language_model(whole)
+    except SpecError as error:
+        first = error.findings[0]
+        return first.message if first.code in (MODEL_TYPE, CONFIG_MISSING) else None
+    return None if chosen.model_type in model_types() else f"unknown model type {chosen.model_type}"
+
+
 def _model_type(config: Mapping) -> str:
+    """One that has a map. Raises SpecError."""
+    word = _word(config)
+    if word not in model_types():
+        raise _unknown(word, config)
+    return word
+
+
+def _word(config: Mapping) -> str:
     if "model_type" not in config.entries:
         raise SpecError([finding(CONFIG_MISSING, config.place, "missing key model_type",
                                  expected="one of " + ", ".join(model_types()))])  # fmt: skip
@@ -110,12 +224,15 @@ def _model_type(config: Mapping) -> str:
     word = plain(tree)
     if not isinstance(word, str):
         raise SpecError([finding(CONFIG_VALUE, tree.place, "model_type is a word", expected="a text")])
-    if word not in model_types():
-        near = suggest(word, model_types())
-        hint = f"did you mean {near}?" if near else "write its spec by hand, or its map: CONTRIBUTING.md has the recipe"
-        raise SpecError([finding(MODEL_TYPE, tree.place, f"unknown model type {word}",
-                                 expected=", ".join(model_types()), hint=hint)])  # fmt: skip
     return word
+
+
+def _unknown(word: str, config: Mapping) -> SpecError:
+    near = suggest(word, model_types())
+    hint = f"did you mean {near}?" if near else "write its spec by hand, or its map: CONTRIBUTING.md has the recipe"
+    place = config.entries["model_type"].value.place
+    return SpecError([finding(MODEL_TYPE, place, f"unknown model type {word}",
+                              expected=", ".join(model_types()), hint=hint)])  # fmt: skip
 
 
 def _name(path: Path) -> str:
@@ -126,44 +243,3 @@ def _name(path: Path) -> str:
         word = path.parent.parent.parent.name.rpartition("--")[2]
     word = re.sub(r"[^A-Za-z0-9._-]+", "-", word).lstrip("._-")[:100].lower()
     return "imported" if name_fault(word) else word
-
-
-# The text
-
-
-def spec_text(imported: Imported, model: Compiled, weighed: bool) -> str:
-    """The spec, with its figures as they are computed; `weighed` says that a checkpoint's tensors have them too."""
-    data = {key: _short(plain(entry.value)) for key, entry in imported.tree.entries.items()}
-    kinds, graph = model.spec.kinds, Graph(model.function, model.decoder.kinds)
-    expect = {"parameters": model.parameters, "kv_values_per_token": growth(graph, 1)}
-    expect |= {"context": model.spec.top.context} if beyond_scaling(model) else {}
-    data["expect"] = {**expect, **({"layers": kinds} if len(kinds) > 1 else {})}
-    by = "as the checkpoint's tensors have them" if weighed else "as computed from these sizes"
-    written: list[str] = []
-    for key, value in data.items():
-        written += [f"# parameters: {by}"] if key == "expect" else ()
-        written += _block(key, value)
-    written[0] += f"  # imported from a {CONFIG} of model_type {imported.model_type}"
-    return formatted("\n".join([*written, ""]).encode(), "spec").decode()
-
-
-def _block(key: str, value: object) -> list[str]:
-    """A key's lines; layers and their kinds one below the other."""
-    if key != "layers" or not isinstance(value, dict):
-        return lines(key, value, "")
-    kinds = value["kinds"]
-    listed = [line for word in value if word != "kinds" for line in lines(word, value[word], "  ")]
-    return ["layers:", *listed, "  kinds:", *(line for kind in kinds for line in lines(kind, kinds[kind], "    "))]
-
-
-def _short(value: object) -> object:
-    """8.0 as 8: a number of the language is the same whether it is written with a point or not."""
-    match value:
-        case dict():
-            return {key: _short(inner) for key, inner in value.items()}
-        case list():
-            return [_short(inner) for inner in value]
-        case float() if value.is_integer() and abs(value) < 1e15:
-            return int(value)
-        case _:
-            return value

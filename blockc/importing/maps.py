@@ -8,17 +8,22 @@
     let              a name for a value that is computed
     only             a key without a word in the language: the value, or the list of values, that it may have
     without_effect   a key that does not change the function: the reason
+    read_otherwise   a key of which the model type's code makes something else than the file says: {as: the value that
+                     it takes, because: why}; where the two differ, that is a warning
+    noted            the same where nothing is wrong, and both figures are worth knowing: a note
 
 Beside <key>, a value may be
 
     {from: key, is: {word: value}, else: value}            a table; absent and null are the word none
     {if: key, then: value, else: value}                    of a truth value; else is none where it is left out
+    {has: key, then: value, else: value}                   whether a key has a value
     {times: [a, b]}, {ratio: [a, b]}, {power: [a, b]}      a b, a / b, a ^ b
-    {plus: [a, b]}, {log: [a, b]}                          a + b, ln a / ln b
+    {plus: [a, b]}, {log: [a, b]}, {most: [a, b]}          a + b, ln a / ln b, the larger of the two
     {tile: [a, b]}                                         a value for each layer, these in turn
     {every: n, last: a, others: b}                         a for each n-th layer
     {until: n, before: a, after: b}                        a for the first n layers
     {runs: [[[a, b], n]]}                                  a and b, n times
+    {joined: [a, b]}                                       the words of two lists as a_b, a layer each; none is left out
 
 `none` leaves a key of the spec out. A table or a condition on a list is applied to each of its values. In `layers`,
 `each` is the kind of each layer. What all model types have in common is read from _common.yaml.
@@ -49,24 +54,38 @@ from blockc.source import (
     suggest,
 )
 
-WORDS = ("import", "inner", "spec", "absent", "if_null", "spelled", "let", "only", "without_effect")
+WORDS = (
+    "import", "inner", "spec", "absent", "if_null", "spelled", "let", "only", "without_effect", "read_otherwise",
+    "noted",
+)  # fmt: skip
 # The first word of each value that is computed: the words beside it.
 OPS: dict[str, tuple[str, ...]] = {
     "from": ("is", "else"),
     "if": ("then", "else"),
+    "has": ("then", "else"),
     "times": (),
     "ratio": (),
     "power": (),
     "plus": (),
     "log": (),
+    "most": (),
     "tile": (),
     "every": ("last", "others"),
     "until": ("before", "after"),
     "runs": (),
+    "joined": (),
 }
 COMMON = "_common"
 KEY = r"[A-Za-z_][A-Za-z0-9_.]*"
 _HOLE = re.compile(rf"<({KEY})>")
+
+
+@dataclass(frozen=True)
+class Otherwise:
+    """The value that a key is taken for, and why that is not what the file says."""
+
+    taken: Tree
+    because: str
 
 
 @dataclass(frozen=True)
@@ -81,11 +100,14 @@ class Map:
     let: dict[str, Tree] = field(default_factory=dict[str, Tree])
     only: dict[str, Tree] = field(default_factory=dict[str, Tree])
     without_effect: dict[str, str] = field(default_factory=dict[str, str])
+    read_otherwise: dict[str, Otherwise] = field(default_factory=dict[str, Otherwise])
+    noted: dict[str, Otherwise] = field(default_factory=dict[str, Otherwise])
     read: frozenset[str] = frozenset()  # the keys that the spec depends on
 
     @property
     def known(self) -> frozenset[str]:
-        return self.read | self.only.keys() | self.without_effect.keys() | self.spelled.keys()
+        said = self.read | self.only.keys() | self.without_effect.keys() | self.spelled.keys()
+        return said | self.read_otherwise.keys()
 
 
 def hole(tree: Tree) -> str | None:
@@ -121,14 +143,19 @@ def read_map(tree: Mapping, common: Map | None = None) -> Map:
     said = {word: reader.trees(top[word].value) if word in top else {} for word in WORDS[3:]}
     spec = top["spec"].value if "spec" in top else Mapping({}, tree.place)
     spelled = {key: reader.text(each, "the name of a key") for key, each in said["spelled"].items()}
+    otherwise = {word: reader.otherwise(said[word]) for word in ("read_otherwise", "noted")}
     reasons = {key: reader.text(each, "why it has no effect") for key, each in said["without_effect"].items()}
     shared = common or Map(Mapping({}, tree.place))
     absent, if_null = {**shared.absent, **said["absent"]}, {**shared.if_null, **said["if_null"]}
     let = {**shared.let, **said["let"]}
     read = reader.reached(spec, let, absent, if_null)
     if "spec" in top:
-        reader.unread([(key, tree) for word in ("absent", "if_null", "let") for key, tree in said[word].items()], read)
+        besides = [each.taken for word in otherwise.values() for each in word.values()]
+        told = read | reader.reached(Sequence(tuple(besides), tree.place), let, absent, if_null)
+        reader.unread([(key, tree) for word in ("absent", "if_null", "let") for key, tree in said[word].items()], told)
     inner = reader.inner(top["inner"].value) if "inner" in top else None
+    if common is None:  # what it says of keys holds where they are read
+        read |= otherwise["read_otherwise"].keys() | otherwise["noted"].keys()
     if reader.faults or not isinstance(spec, Mapping):
         raise SpecError(dict.fromkeys(reader.faults))
     return Map(
@@ -140,8 +167,14 @@ def read_map(tree: Mapping, common: Map | None = None) -> Map:
         let=let,
         only={**shared.only, **said["only"]},
         without_effect={**shared.without_effect, **reasons},
+        read_otherwise={**_of(shared.read_otherwise, read), **otherwise["read_otherwise"]},
+        noted={**_of(shared.noted, read), **otherwise["noted"]},
         read=frozenset(read - let.keys()),
     )
+
+
+def _of(said: dict[str, Otherwise], read: set[str]) -> dict[str, Otherwise]:
+    return {key: each for key, each in said.items() if key in read}
 
 
 class _Reader:
@@ -179,6 +212,18 @@ class _Reader:
             return entries[0][0], self.text(entries[0][1], "a model type")
         self.wrong(tree.place, "not the place of one language model", "{key: model type}")
         return None
+
+    def otherwise(self, said: dict[str, Tree]) -> dict[str, Otherwise]:
+        found: dict[str, Otherwise] = {}
+        for key, tree in said.items():
+            entries = self.mapping(tree, ("as", "because"))
+            if entries.keys() >= {"as", "because"}:
+                because = self.text(entries["because"].value, "why its code takes another value")
+                found[key] = Otherwise(entries["as"].value, because)
+                set(self.keys(entries["as"].value))  # for what is wrong in it
+            else:
+                self.wrong(tree.place, "not what a key is taken for", "{as: value, because: reason}")
+        return found
 
     def text(self, tree: Tree, expected: str) -> str:
         if isinstance(tree, Scalar) and isinstance(tree.value, str) and tree.value:
@@ -221,7 +266,7 @@ class _Reader:
             if missing := needed - tree.entries.keys():
                 self.wrong(tree.place, f"{word} without {', '.join(sorted(missing))}", ", ".join((word, *OPS[word])))
         for key, entry in tree.entries.items():
-            if key in ("from", "if"):
+            if key in ("from", "if", "has"):
                 yield self.text(entry.value, "a key of config.json")
             elif word == "from" and key == "is":
                 yield from (each for value in self.table(entry.value) for each in self.keys(value))

@@ -1,20 +1,31 @@
-"""A config.json read through a map: the values that the map's spec stands for, each with its place in config.json."""
+"""A config.json read through a map: the values that the map's spec stands for, each with its place in config.json.
+
+`lenient` is how a config.json beside weights is read: an unknown key whose name does not tell of what a model computes
+is noted there, and not refused.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 
 from blockc.diagnostics import Code
-from blockc.diagnostics.importing import CONFIG_KEY, CONFIG_MISSING, CONFIG_VALUE
-from blockc.importing.maps import Map, hole, op
+from blockc.diagnostics.importing import CONFIG_KEY, CONFIG_MISSING, CONFIG_NOTED, CONFIG_VALUE, READ_OTHERWISE
+from blockc.importing.maps import Map, Otherwise, hole, op
 from blockc.source import Entry, Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, finding, plain, suggest
 from blockc.source.jsontext import is_null
 
 NONE = "none"
+Names = dict[tuple[int, int], tuple[str, object]]
 MOST_LAYERS = 10_000  # of a list for each layer
+# Words in the name of a key that may change the function: such a key is never passed over.
+TELLING = re.compile(
+    r"rope|rotary|scal|window|sliding|cap|eps|norm|clip|alibi|bias|head|act|layer|tie|theta|multipl|attn"
+)
 
 
 def none(place: Place) -> Scalar:
@@ -32,11 +43,15 @@ class Reading:
     map: Map
     config: Mapping
     depth: int = 0  # layers, where they are known
+    lenient: bool = False
     faults: list[Finding] = field(default_factory=list[Finding])
+    warnings: list[Finding] = field(default_factory=list[Finding])
+    passed: list[str] = field(default_factory=list[str])  # unknown keys that a lenient reading goes past
     found: dict[str, Entry] = field(default_factory=dict[str, Entry])
     values: dict[str, Tree] = field(default_factory=dict[str, Tree])
 
     def __post_init__(self) -> None:
+        self._met_twice()
         for name, entry in _leaves(self.config, "", self.map):
             self._meet(name, _spelled(name, self.map), entry)
 
@@ -44,14 +59,46 @@ class Reading:
         self.faults.append(finding(code, place, message, expected=expected, got=got, hint=hint))
 
     def close(self) -> None:
-        """Raises SpecError with all that was found, by place."""
+        """Raises SpecError with all that was found, by place. What is taken otherwise is gathered as warnings."""
+        for code, said in ((READ_OTHERWISE, self.map.read_otherwise), (CONFIG_NOTED, self.map.noted)):
+            for key, each in said.items():
+                if key in self.found:
+                    self._otherwise(code, key, each)
         if self.faults:
             raise SpecError(sorted(self.faults, key=lambda each: (each.place.line, each.place.column)))
 
     # Keys
 
+    @cached_property
+    def names(self) -> Names:
+        """The keys of config.json, and their values, by the line and column where these stand."""
+        leaves = _leaves(self.config, "", self.map)
+        return {(e.value.place.line, e.value.place.column): (name, plain(e.value)) for name, e in leaves}
+
+    def _met_twice(self) -> None:
+        """Two objects under the names of one: the code takes the one or the other, and never both."""
+        objects: dict[str, Entry] = {}
+        for name, entry in _objects(self.config, ""):
+            first = objects.setdefault(_spelled(name, self.map), entry)
+            if first is not entry and plain(first.value) != plain(entry.value):
+                others = [("the other is here", first.key)]
+                message = f"{name} and another object of the same meaning differ"
+                self.faults.append(finding(CONFIG_VALUE, entry.key, message, expected="one of the two", others=others))
+
+    def _otherwise(self, code: Code, key: str, said: Otherwise) -> None:
+        entry, faults = self.found[key], len(self.faults)
+        taken = plain(self.tree(said.taken))
+        got = entry.value.items if isinstance(entry.value, Sequence) else [entry.value]
+        if _empty(entry.value) or len(self.faults) > faults or all(_word(plain(each)) == _word(taken) for each in got):
+            return
+        name = self.names.get((entry.value.place.line, entry.value.place.column), (key, None))[0]
+        message = f"{name} is {_shown(entry.value)} here, and {_word(taken)} is taken: {said.because}"
+        self.warnings.append(finding(code, entry.value.place, message))
+
     def _meet(self, name: str, key: str, entry: Entry) -> None:
-        if not self._knows(key, entry.value):
+        if not self._knows(key, entry.value) and self.lenient and not TELLING.search(name.lower()):
+            self.passed.append(name)
+        elif not self._knows(key, entry.value):
             near = suggest(name, [known for known in self.map.known if not _below(name, known)])
             hint = f"did you mean {near}?" if near else "what it does is not known, so that it is not passed over"
             self.wrong(CONFIG_KEY, entry.key, f"unknown key {name}", hint=hint)
@@ -66,7 +113,7 @@ class Reading:
             self.faults.append(finding(CONFIG_VALUE, entry.key, message, expected=expected, got=got, others=others))
 
     def _knows(self, key: str, value: Tree) -> bool:
-        known = self.map.read | self.map.only.keys()
+        known = self.map.read | self.map.only.keys() | self.map.read_otherwise.keys()
         if key in known or any(_below(key, name) for name in self.map.without_effect):
             return True
         return _empty(value) and any(_below(name, key) for name in known)
@@ -132,7 +179,11 @@ class Reading:
                 return self._each(self._named(parts["from"]), lambda value: self._chosen(node, value))
             case "if":
                 return self._each(self._named(parts["if"]), lambda value: self._branch(node, value))
-            case "times" | "ratio" | "power" | "plus" | "log":
+            case "has":
+                given = self._named(parts["has"])
+                branch = self.tree(parts["else" if is_none(given) else "then"])
+                return self._at(branch, given.place)
+            case "times" | "ratio" | "power" | "plus" | "log" | "most":
                 return self._number(word, self.tree(parts[word]))
             case _:
                 return self._layers(word, {key: self.tree(part) for key, part in parts.items()}, node.place)
@@ -150,9 +201,9 @@ class Reading:
         assert isinstance(table, Mapping)
         word = _word(plain(value))
         if word in table.entries:
-            return _at(self.tree(table.entries[word].value), value.place)
+            return self._at(self.tree(table.entries[word].value), value.place)
         if "else" in node.entries:
-            return _at(self.tree(node.entries["else"].value), value.place)
+            return self._at(self.tree(node.entries["else"].value), value.place)
         key = str(plain(node.entries["from"].value))
         known = " or ".join(each for each in table.entries if each != NONE)
         self.wrong(CONFIG_VALUE, value.place, f"no word of a spec stands for this {key}", known, _shown(value))
@@ -165,7 +216,13 @@ class Reading:
             self.wrong(CONFIG_VALUE, value.place, f"{key} is yes or no", "true or false", _shown(value))
             return none(value.place)
         word = "then" if truth in (True,) else "else"
-        return _at(self.tree(node.entries[word].value), value.place) if word in node.entries else none(value.place)
+        return self._at(self.tree(node.entries[word].value), value.place) if word in node.entries else none(value.place)
+
+    def _at(self, tree: Tree, place: Place) -> Tree:
+        """A word of the map, at the place in config.json that chose it."""
+        if not isinstance(tree, Scalar) or tree.place.file == self.config.place.file:
+            return tree
+        return Scalar(tree.value, place, tree.text, tree.quoted)
 
     def _number(self, word: str, operands: Tree) -> Tree:
         items = operands.items if isinstance(operands, Sequence) else (operands,)
@@ -200,10 +257,24 @@ class Reading:
                 items = [parts["before"] if i < count else parts["after"] for i in layers]
             case "runs", Sequence() as listed:
                 items = list(self._runs(listed))
+            case "joined", Sequence(items=(Sequence() as one, Sequence() as other)):
+                return self._joined(one, other)
             case _:
                 self.wrong(CONFIG_VALUE, parts[word].place, "not a number of layers", "an integer above 0")
                 items = []
         return Sequence(tuple(items), place if word == "tile" else parts[word].place)
+
+    def _joined(self, one: Sequence, other: Sequence) -> Tree:
+        """[a, b] and [c, none] as [a_c, b]"""
+        if len(one.items) != len(other.items):
+            self.wrong(
+                CONFIG_VALUE, other.place, "not a word for each layer", str(len(one.items)), str(len(other.items))
+            )
+        words = [
+            [str(plain(each)) for each in pair if not is_none(each)]
+            for pair in zip(one.items, other.items, strict=False)
+        ]
+        return Sequence(tuple(Scalar("_".join(pair), one.place, "_".join(pair)) for pair in words), one.place)
 
     def _runs(self, listed: Sequence) -> Iterator[Tree]:
         """[[[a, b], n], ...] as a, b, a, b, ..."""
@@ -228,6 +299,8 @@ def _arithmetic(word: str, numbers: list[Fraction]) -> int | float:
             exact = Fraction(math.prod(numbers))
         case "plus":
             exact = Fraction(sum(numbers))
+        case "most":
+            exact = max(numbers)
         case _:
             exact = numbers[0] / numbers[1]
     return exact.numerator if exact.denominator == 1 else float(exact)
@@ -241,6 +314,14 @@ def _leaves(tree: Mapping, under: str, map_: Map) -> Iterator[tuple[str, Entry]]
             yield from _leaves(entry.value, f"{name}.", map_)
         else:
             yield name, entry
+
+
+def _objects(tree: Mapping, under: str) -> Iterator[tuple[str, Entry]]:
+    """The objects in an object that hold something, by their path."""
+    for key, entry in tree.entries.items():
+        if isinstance(entry.value, Mapping) and entry.value.entries:
+            yield f"{under}{key}", entry
+            yield from _objects(entry.value, f"{under}{key}.")
 
 
 def _spelled(name: str, map_: Map) -> str:
@@ -258,11 +339,6 @@ def _below(name: str, key: str) -> bool:
 
 def _empty(value: Tree) -> bool:
     return is_null(value) or (isinstance(value, Mapping) and not value.entries)
-
-
-def _at(tree: Tree, place: Place) -> Tree:
-    """A word of the map, at the place in config.json that chose it."""
-    return Scalar(tree.value, place, tree.text, tree.quoted) if isinstance(tree, Scalar) else tree
 
 
 def _word(value: object) -> str:

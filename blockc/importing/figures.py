@@ -1,0 +1,188 @@
+"""What a function computes with, by the spec's key for it: of each layer, and of what stands around them.
+
+A wrong theta, eps, window or number of heads changes no tensor's name and no shape, so that nothing else would tell.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from blockc.ir import Function, Node, called, functions, is_call, parameters
+from blockc.ops import (
+    Alibi,
+    Attention,
+    ClampedSwiglu,
+    Clip,
+    DynamicScaling,
+    Gelu,
+    GeluTanh,
+    LayerNorm,
+    LinearScaling,
+    Llama3Scaling,
+    LongropeByLength,
+    LongropeScaling,
+    Op,
+    QuickGelu,
+    Relu,
+    Relu2,
+    RmsNorm,
+    Rotary,
+    RotaryTable,
+    Scale,
+    Silu,
+    Softcap,
+    Visible,
+    Xielu,
+    YarnScaling,
+)
+from blockc.safetensors import shown
+
+Value = int | float | str | bool | tuple[float, ...] | None
+CLOSE = 1e-6  # a file's float is one of 32 bits
+
+_SCALINGS: Mapping[type, str | None] = {
+    type(None): None,
+    LinearScaling: "linear",
+    Llama3Scaling: "llama3",
+    YarnScaling: "yarn",
+    LongropeScaling: "longrope",
+    LongropeByLength: "longrope",
+    DynamicScaling: "dynamic",
+}
+_WORDS: dict[type[Op], str] = {
+    Silu: "silu", Gelu: "gelu", GeluTanh: "gelu_tanh", Relu: "relu", Relu2: "relu2", ClampedSwiglu: "silu",
+    QuickGelu: "quick_gelu",
+    Xielu: "xielu",
+}  # fmt: skip
+
+
+def figures(function: Function) -> dict[str, set[Value]]:
+    """By the spec's key, the values that the function computes with: several where its layers differ."""
+    found: dict[str, set[Value]] = {}
+    for values in by_layer(function).values():
+        for key, each in values.items():
+            found.setdefault(key, set()).update(each)
+    return found
+
+
+def by_layer(function: Function) -> dict[int | None, dict[str, set[Value]]]:
+    """The same of each layer, masks and tables that it is handed among it; under None what stands outside of them."""
+    found: dict[int | None, dict[str, set[Value]]] = {}
+
+    def say(layer: int | None, said: Iterable[tuple[str, Value]]) -> None:
+        for key, value in said:
+            found.setdefault(layer, {}).setdefault(key, set()).add(value)
+
+    for n in function.nodes:
+        if is_call(n) and (numbered := re.fullmatch(r"layers\.(\d+)", n.name)):
+            inner = [each for part in functions(called(n)) for each in part.nodes]
+            for each in (*inner, *(value.node for value in n.inputs[1:])):
+                say(int(numbered[1]), _figures(each))
+        elif not isinstance(n.op, Visible | RotaryTable | Alibi):  # which are of the layers that read them
+            say(None, [*_figures(n), *_around(n)])
+    for path, param in parameters(function).items():
+        say(*_of_parameter(path, param.shape))
+    layers = [layer for layer in found if layer is not None]
+    say(None, [("depth", len(layers)), *_sizes(function)])
+    return found
+
+
+def _figures(n: Node) -> Iterator[tuple[str, Value]]:
+    match n.op:
+        case Attention(heads, kv_heads, scale, softcap):
+            head_dim = n.inputs[0].type.shape[-1].value
+            yield from (("attention.heads", heads), ("attention.kv_heads", kv_heads))
+            yield from (("attention.head_dim", head_dim), ("attention.scale", scale))
+            yield "attention.softcap", softcap
+        case Rotary(width, head_dim) as rotary:
+            yield from (("attention.rope.dims", width), ("attention.rope.dims over head_dim", width / head_dim))
+            yield "attention.rope.pairing", "interleaved" if rotary.interleaved else "half"
+        case RotaryTable() as table:
+            yield from _rope(table)
+        case Visible(window):
+            yield "attention.window", window
+        case Alibi(window=window) as slopes:
+            yield from (("attention.window", window), ("attention.alibi.max_bias", slopes.max_bias))
+            yield "attention.alibi.scale", slopes.scale
+        case RmsNorm() | LayerNorm() as norm:
+            yield from (("norm.eps", norm.eps), ("norm.type", "rms" if isinstance(norm, RmsNorm) else "layer"))
+            yield "norm.offset", norm.offset or 0.0
+        case Clip(limit):
+            yield "attention.clip", limit
+        case Softcap(cap):
+            yield "head.softcap", cap
+        case op if type(op) in _WORDS:
+            yield "activation", _WORDS[type(op)]
+        case _:
+            pass
+
+
+def _around(n: Node) -> Iterator[tuple[str, Value]]:
+    """What a number outside of the layers scales."""
+    if isinstance(n.op, Scale):
+        yield "embedding.scale" if n.name == "scaled_embedding" else "head.scale", n.op.factor
+
+
+def _of_parameter(path: str, shape: tuple[int, ...]) -> tuple[int | None, list[tuple[str, Value]]]:
+    numbered = re.match(r"layers\.(\d+)\.(.+)", path)
+    layer, name = (int(numbered[1]), numbered[2]) if numbered else (None, path)
+    said: list[tuple[str, Value]] = [("biases", name)] if name.endswith(".bias") and "norm" not in name else []
+    return layer, [*said, *([("mlp.width", shape[0])] if layer is not None and name == "mlp.up.weight" else [])]
+
+
+def _sizes(function: Function) -> Iterator[tuple[str, Value]]:
+    params = parameters(function)
+    yield "head.tied", "head.weight" not in params
+    if (table := params.get("embedding.weight")) is not None:
+        inwards = params.get("project_in.weight")
+        yield from (("vocab", table.shape[0]), ("width", inwards.shape[0] if inwards else table.shape[1]))
+
+
+def _rope(table: RotaryTable) -> Iterator[tuple[str, Value]]:
+    yield "attention.rope.theta", table.theta
+    scaling = table.scaling
+    moving = table.theta ** (-2.0 * np.arange(table.pairs) / table.over)
+    yield "attention.rope.scaling", tuple((moving / table.frequencies[: table.pairs]).tolist())
+    yield "attention.rope.scaling.type", _SCALINGS[type(scaling)]
+    at = "attention.rope.scaling"
+    yield f"{at}.attention_factor", table.factor
+    match scaling:
+        case LinearScaling(factor) | YarnScaling(factor):
+            yield f"{at}.factor", factor
+        case Llama3Scaling(factor, low, high, original):
+            yield from ((f"{at}.factor", factor), (f"{at}.low_freq_factor", low))
+            yield from ((f"{at}.high_freq_factor", high), (f"{at}.original", original))
+        case DynamicScaling(factor, original):
+            yield from ((f"{at}.factor", factor), (f"{at}.original", original))
+        case LongropeByLength(original, _, long):
+            yield from ((f"{at}.original", original), (f"{at}.long", long))
+        case LongropeScaling() | None:
+            pass
+
+
+def same(a: Value, b: Value) -> bool:
+    match a, b:
+        case tuple(), tuple():
+            return len(a) == len(b) and all(map(same, a, b))
+        case ((int() | float()), (int() | float())):
+            return math.isclose(a, b, rel_tol=CLOSE)
+        case _:
+            return a == b
+
+
+def text(value: Value) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case float():
+            return str(int(value)) if value.is_integer() else f"{value:.7g}"
+        case tuple():
+            return "1" if set(value) == {1.0} else f"{min(value):.4g} to {max(value):.4g}"
+        case _:
+            return shown(value)

@@ -1,0 +1,193 @@
+"""The config.json that lies beside weights, compared with the function that a spec was built into.
+
+There is one reader of config.json: what it says is what its import says. So it is imported, built, and every figure in
+which the two functions differ is named, by the key of config.json that it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from blockc.algebra import elaborate
+from blockc.build import build
+from blockc.importing import CONFIG, Imported, from_tree_of, has_map
+from blockc.importing.figures import Value, by_layer, figures, same, text
+from blockc.importing.same import ops, same_function
+from blockc.ir import Function, GraphError
+from blockc.jsonfile import FileError, bounded
+from blockc.safetensors import CheckpointError
+from blockc.source import Finding, SpecError, Tree, at, plain, render
+from blockc.source import Mapping as MappingTree
+from blockc.source.jsontext import parse_json
+from blockc.spec import from_tree
+
+MOST = 1 << 24  # bytes
+Path_ = tuple[str, ...]
+# Where a figure stands in a spec, and where that stands from which it follows if nothing says it.
+_AT: Mapping[str, tuple[Path_, ...]] = {
+    "activation": (("mlp", "type"),),
+    "biases": (("attention", "bias"), ("mlp", "bias")),
+    "attention.kv_heads": (("attention", "kv_heads"), ("attention", "heads")),
+    "attention.head_dim": (("attention", "head_dim"), ("width",)),
+    "attention.scale": (("attention", "scale"), ("attention", "head_dim"), ("width",)),
+    "attention.rope.dims": (("attention", "rope", "dims"), ("attention", "head_dim"), ("width",)),
+}
+# Figures that follow from others, which name them.
+_FOLLOWS = ("attention.rope.dims over head_dim", "attention.rope.scaling")
+
+
+@dataclass(frozen=True)
+class Told:
+    """A config.json beside weights: its import, or the notes and the faults that came of it instead."""
+
+    imported: Imported | None = None
+    notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+
+    @cached_property
+    def function(self) -> Function | None:
+        return None if self.imported is None else build(elaborate(from_tree(self.imported.tree)))
+
+    @property
+    def context(self) -> int | None:
+        value = plain(found) if (found := self.at(("context",))) is not None else None
+        return value if isinstance(value, int) else None
+
+    def at(self, path: Path_) -> Tree | None:
+        """What a key of the import is, in the layers' kinds too."""
+        tree = self.imported.whole if self.imported is not None else None
+        if tree is None:
+            return None
+        kinds = at(tree, ("layers", "kinds"))
+        inner = [entry.value for entry in kinds.entries.values()] if isinstance(kinds, MappingTree) else []
+        trees = [tree, *(each for each in inner if isinstance(each, MappingTree))]
+        found = (at(each, path) for each in trees)
+        return next((each for each in found if each is not None and plain(each) != "none"), None)
+
+
+NOTHING = Told()
+
+
+def told(path: Path) -> Told:
+    """What the config.json at a path says; nothing where there is none. Raises CheckpointError where it is no JSON."""
+    try:
+        data = bounded(path, MOST)
+    except (FileNotFoundError, NotADirectoryError):
+        return NOTHING
+    except FileError as error:
+        raise CheckpointError(str(error)) from None
+    try:
+        tree = parse_json(data, CONFIG)
+    except SpecError as error:
+        raise CheckpointError(f"{path}: not a JSON object that can be read: {_line(error.findings[0])}") from None
+    if (stranger := has_map(tree)) is not None:
+        return Told(notes=(f"{CONFIG}: {stranger}: it was not compared with the spec",))
+    try:
+        imported = from_tree_of(tree, "beside", lenient=True)
+        found = Told(imported, _notes(imported))
+        assert found.function is not None
+    except SpecError as error:
+        return Told(faults=tuple(f"unlike: {_line(each)}" for each in error.findings))
+    except GraphError as error:
+        return Told(faults=(f"unlike: {CONFIG}: {error}",))
+    return found
+
+
+def _notes(imported: Imported) -> tuple[str, ...]:
+    passed = ", ".join(imported.passed[:20])
+    notes = [f"{CONFIG}: unknown keys that were not compared: {passed}"] if passed else []
+    return (*(f"{_line(each)}" for each in imported.warnings), *notes)
+
+
+def _line(found: Finding) -> str:
+    """A finding in one line."""
+    first = render(found).splitlines()[0]
+    more = [f"{word} {said}" for word, said in (("expected", found.expected), ("got", found.got)) if said]
+    return "; ".join([first, *more])
+
+
+# The comparison
+
+
+def unlike(said: Told, function: Function, context: int | None = None) -> list[str]:
+    """A line for each thing that config.json says and the function does otherwise; a shorter context is none."""
+    lines = list(said.faults)
+    ours = said.function
+    if ours is None or said.imported is None:
+        return lines
+    if context is not None and said.context is not None and context > said.context:
+        lines.append(f"unlike: {_named(said, 'context', {said.context})}, and the spec's context is longer: {context}")
+    least = min(n for n in (context, said.context, 1 << 62) if n is not None)
+    if not same_function(ours, function, least):
+        lines += list(_figures(said, ours, function, least)) or _structure(said, ours, function, least)
+    return lines
+
+
+def _figures(said: Told, ours: Function, theirs: Function, context: int) -> Iterator[str]:
+    left, right = (_hiding(figures(each), context) for each in (ours, theirs))
+    layers = None
+    for key in dict.fromkeys((*left, *right)):
+        one, other = left.get(key, {None}), right.get(key, {None})
+        if key in _FOLLOWS and any(each.startswith("attention.rope") for each in _apart(left, right)):
+            continue
+        if not _alike(one, other):
+            yield f"unlike: {_named(said, key, one)}, and the spec's {key} is {_values(other)}"
+            continue
+        layers = layers or [by_layer(each) for each in (ours, theirs)]
+        numbers = [i for i in layers[0] if i is not None and i in layers[1]]
+        pairs = {i: [_hiding(side[i], context).get(key, {None}) for side in layers] for i in numbers}
+        if apart := [i for i, (a, b) in pairs.items() if not _alike(a, b)]:
+            first, (a, b) = apart[0], pairs[apart[0]]
+            where = f"layer {first}" + (f" and {len(apart) - 1} more" if apart[1:] else "")
+            yield f"unlike: {_named(said, key, a)} in {where}, and the spec's {key} is {_values(b)} there"
+
+
+def _apart(left: Mapping[str, set[Value]], right: Mapping[str, set[Value]]) -> list[str]:
+    keys = [key for key in dict.fromkeys((*left, *right)) if key not in _FOLLOWS]
+    return [key for key in keys if not _alike(left.get(key, {None}), right.get(key, {None}))]
+
+
+def _hiding(found: Mapping[str, set[Value]], context: int) -> dict[str, set[Value]]:
+    """Windows that hide something within the context."""
+    key = "attention.window"
+    windows = {None if isinstance(each, int) and each >= context else each for each in found.get(key, ())}
+    return {**found, key: windows} if windows else dict(found)
+
+
+def _alike(one: set[Value], other: set[Value]) -> bool:
+    return all(any(same(a, b) for b in other) for a in one) and all(any(same(a, b) for a in one) for b in other)
+
+
+def _values(values: set[Value]) -> str:
+    return " and ".join(sorted(map(text, values)))
+
+
+def _named(said: Told, key: str, values: set[Value]) -> str:
+    """The key of config.json that a figure comes from, its value and its place; or whose default it is."""
+    imported = said.imported
+    assert imported is not None
+    paths = _AT.get(key, (tuple(key.split(".")),))
+    trees = [tree for tree in (said.at(path) for path in (*paths, ("layers", "each"))) if tree is not None]
+    for tree in trees:
+        name, raw = imported.names.get((tree.place.line, tree.place.column), ("", None))
+        if name and name != "model_type":
+            verb = "is" if values == {raw} else "gives"
+            return f"{name} {verb} {_values(values)} ({CONFIG}:{tree.place.line}:{tree.place.column})"
+    return f"{CONFIG} leaves {key} to {imported.model_type}, which has {_values(values)}"
+
+
+def _structure(said: Told, ours: Function, theirs: Function, context: int) -> list[str]:
+    """What no figure tells: ops that only one of the two has, or that the same ops read other values."""
+    assert said.imported is not None
+    one, other = ops(ours, context), ops(theirs, context)
+    only = [f"{count} times {op}" for op, count in (one - other).items()][:3]
+    extra = [f"{count} times {op}" for op, count in (other - one).items()][:3]
+    if not only and not extra:
+        return [f"unlike: {CONFIG}: {said.imported.model_type} wires the same ops otherwise than the spec"]
+    return [
+        f"unlike: {CONFIG}: {said.imported.model_type} has {', '.join(only) or 'nothing more'}, "
+        f"and the spec {', '.join(extra) or 'nothing more'}"
+    ]
