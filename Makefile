@@ -49,9 +49,11 @@ gpu-package: $(GPU)/.done
 	PYTHONPATH=$(abspath $(GPU)) BLOCKC_EXPECT_ORT=onnxruntime-gpu $(BIN)/python -m pytest -n 2 --dist loadfile tests/test_cuda.py \
 		tests/test_matrix.py::test_onnxruntime_is_the_oracle tests/test_targets.py::test_the_graph_for_cuda_is_the_oracle
 
-# Draws 25 times as many cases as the tests do, other ones each time.
+# Draws 25 times as many cases as the tests do, other ones each time; and 5,000 changes of a config.json, which go on where
+# build/configs.jsonl ends if they were broken off.
 fuzz: $(VENV)/.test
 	BLOCKC_FUZZ=25 $(BIN)/python -m pytest -q tests/fuzz
+	$(BIN)/python -m tests.fuzz.configs --count 5000 --state build/configs.jsonl
 
 # Every peer's model from the same checkpoint, all measured in one run: benchmarks/results/ and docs/performance.md.
 bench: $(VENV)/.test

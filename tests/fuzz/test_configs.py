@@ -1,0 +1,74 @@
+"""config.json by chance: what the import makes of it is what transformers makes of it, or is refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blockc.algebra import elaborate
+from blockc.build import build
+from blockc.importing import from_config
+from blockc.importing.unlike import told, unlike
+from blockc.source import SpecError
+from blockc.spec import from_tree
+from tests.fuzz.configs import CLOSE, Config, base, drawn, offset, outcome, quiet, reference, tokens_of, truth_of, types
+from tests.fuzz.strategies import TIMES
+
+DRAWS = 60
+
+
+@pytest.mark.parametrize("first", range(0, DRAWS, 10))
+def test_a_config_with_a_change_is_the_model_of_transformers_or_refused(first: int) -> None:
+    quiet()
+    for number in range(first, first + 10):
+        model_type, config, changes = drawn(number, seed=TIMES)
+        found = outcome(config)
+        assert not found.wrong, f"{model_type}: {'; '.join(changes)}: {found.word} {found.why}\n{json.dumps(config)}"
+
+
+def test_a_tiny_config_of_every_model_type_is_the_model_of_transformers() -> None:
+    quiet()
+    found = {name: outcome({"model_type": name, **base(name)}) for name in types()}
+    assert {name: each for name, each in found.items() if each.word != "same"} == {}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "change"),
+    [("llama", {"hidden_act": "gelu"}), ("gpt2", {"activation_function": "gelu"}), ("gemma2", {"sliding_window": 7}),
+     ("qwen3", {"rms_norm_eps": 2e-3}), ("phi3", {"rope_theta": 9000.0}), ("granite", {"attention_multiplier": 0.41})],
+    ids=str,
+)  # fmt: skip
+def test_a_model_of_another_config_is_told_apart(model_type: str, change: Config) -> None:
+    """So the comparison can fail: the nearest activation, one token more in a window, another eps."""
+    quiet()
+    config: Config = {"model_type": model_type, **base(model_type)}
+    if "gelu" in change.values():
+        config |= dict.fromkeys(change, "gelu_pytorch_tanh")
+    theirs = reference(config)
+    spec = from_tree(from_config(json.dumps({**config, **change}).encode(), "config.json", "other").tree)
+    truth = truth_of(theirs, tokens_of(spec))
+    assert offset(spec, build(elaborate(spec)), theirs, truth) > 3 * CLOSE
+
+
+@pytest.mark.parametrize("first", range(0, 90, 30))
+def test_what_transformers_saves_of_a_config_is_like_its_import(first: int, tmp_path: Path) -> None:
+    """The file that lies beside weights that transformers wrote, with all its keys, and the first file's spec."""
+    quiet()
+    compared = 0
+    for number in range(first, first + 30):
+        model_type, config, changes = drawn(number, seed=77)
+        try:
+            spec = from_tree(from_config(json.dumps(config).encode(), "config.json", "first").tree)
+            function = build(elaborate(spec))
+        except SpecError:
+            continue
+        theirs = reference(config)
+        if not hasattr(theirs, "config"):
+            continue
+        theirs.config.save_pretrained(tmp_path)
+        said = told(tmp_path / "config.json")
+        assert unlike(said, function, spec.top.context) == [], f"{model_type}: {changes}"
+        compared += said.imported is not None
+    assert compared > 3
