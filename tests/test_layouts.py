@@ -37,6 +37,10 @@ def fitting(held: Layout) -> Iterator[Rules]:
 
 # Of layouts that no bundled spec has, or not with all of their lines, a config.json that has them.
 IMPORTED: dict[str, dict[str, Any]] = {
+    "bloom-sliced": {
+        "model_type": "bloom", "hidden_size": 128, "n_head": 8, "n_layer": 4, "pretraining_tp": 2,
+        "slow_but_exact": True,
+    },
     "falcon-serial": {
         "model_type": "falcon", "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False,
         "hidden_size": 128, "num_attention_heads": 8,

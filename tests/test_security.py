@@ -111,16 +111,16 @@ CALLED = {
 # Of the modules, what is reached: torch has os and sys among its attributes.
 REACHED = {
     "torch": {
-        "Tensor", "arange", "cat", "device", "dtype", "empty", "equal", "float32", "no_grad", "ones_like", "split",
-        "sigmoid", "stack", "tanh", "tensor", "where", "zeros_like",
+        "Tensor", "arange", "cat", "device", "dtype", "empty", "equal", "expm1", "float32", "minimum", "no_grad",
+        "ones_like", "split", "sigmoid", "stack", "tanh", "tensor", "where", "zeros_like",
     },
     "nn": {"Embedding", "LayerNorm", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm", "init"},
     "F": {
         "cross_entropy", "gelu", "layer_norm", "pad", "relu", "rms_norm", "scaled_dot_product_attention", "silu",
-        "softmax",
+        "softmax", "softplus",
     },
     "re": {"compile", "escape", "fullmatch"},
-    "math": {"ceil", "log2", "pi"},
+    "math": {"ceil", "expm1", "log", "log2", "pi"},
 }  # fmt: skip
 METHODS_REFUSED = {
     "apply", "apply_", "load_state_dict", "map_", "numpy", "open", "register_forward_hook", "save", "storage", "tofile",
