@@ -234,6 +234,7 @@ def test_what_a_wrapper_says_of_its_language_model() -> None:
         {"model_type": "gpt_neox", **base("gpt_neox"), "rope_scaling": {"type": "dynamic", "factor": 2.0}},
         {"model_type": "gptj", "n_embd": 32, "n_head": 4},
         {"model_type": "gpt_neo", "num_layers": 3},
+        {"model_type": "gpt_neo", "hidden_size": -32},
         {"model_type": "smollm3", **base("smollm3"), "no_rope_layers": [1]},
         {"model_type": "llama", **base("llama"), "max_position_embeddings": "64"},
     ],

@@ -110,7 +110,7 @@ def _said_twice(tree: Mapping) -> Iterator[Path]:
         yield "attention", "kv_heads"
     if said is not None and said == whole:
         yield "attention", "head_dim"
-    if scale and head_dim and math.isclose(scale, head_dim**-0.5, rel_tol=CLOSE):
+    if scale and head_dim and head_dim > 0 and math.isclose(scale, head_dim**-0.5, rel_tol=CLOSE):
         yield "attention", "scale"
     if window and context and window >= context:
         yield "attention", "window"

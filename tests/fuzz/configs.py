@@ -311,7 +311,7 @@ def _compared(spec: Spec, function: Function, theirs: Any) -> Outcome:
         off = offset(spec, function, theirs, truth)
     except (CheckpointError, LayoutError) as error:
         return Outcome("misfit", str(error))
-    close = CLOSE * max(1, spec.top.depth / 4)  # roundings grow with the depth
+    close = CLOSE * max(1, spec.top.depth / 4) * max(1, spec.top.width / 512)  # roundings grow with the sums
     return Outcome("same") if off < close else Outcome("differs", f"by {off:.2g}")
 
 
@@ -332,7 +332,7 @@ def offset(spec: Spec, function: Function, theirs: Any, truth: Array) -> float:
     """The largest difference of the logits, of their spread. Raises CheckpointError where the tensors do not fit."""
     held = rules(layout(spec.top.checkpoint or ""), function, group_sizes(function))
     params = unpack(held, saved_tensors(theirs))
-    spread = max(float(truth.std()), 0.05 * float(np.abs(truth).max()))
+    spread = max(float(truth.std()), 0.25 * float(np.abs(truth).max()))
     return float(np.abs(logits(function, params, tokens_of(spec)) - truth).max()) / spread
 
 
