@@ -333,7 +333,7 @@ def offset(spec: Spec, function: Function, theirs: Any, truth: Array) -> float:
     held = rules(layout(spec.top.checkpoint or ""), function, group_sizes(function))
     params = unpack(held, saved_tensors(theirs))
     spread = max(float(truth.std()), 0.25 * float(np.abs(truth).max()))
-    return float(np.abs(logits(function, params, tokens_of(spec)) - truth).max()) / spread
+    return float(np.abs(logits(function, params, tokens_of(spec)) - truth).max()) / (spread or 1.0)
 
 
 def logits(function: Function, params: Mapping[str, Array], ids: Array) -> Array:
