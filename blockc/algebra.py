@@ -103,6 +103,9 @@ class Decoder:
     head_scale: float | None = None
     softcap: float | None = None
 
+    def __repr__(self) -> str:
+        return f"<Decoder of {len(self.layers)} layers, {self.width} wide>"
+
     @property
     def semantic_hash(self) -> str:
         """sha256 of the meaning: equal for specs that say the same function in other words."""

@@ -52,6 +52,9 @@ class Compiled:
     function: Function  # without a cache: the reference
     warnings: tuple[Finding, ...] = ()  # of the import, where the spec comes from a config.json
 
+    def __repr__(self) -> str:
+        return f"<Compiled {self.spec.name}: {self._shape}, {self.parameters:,} parameters>"
+
     @cached_property
     def served(self) -> Function:
         """With a cache, unless the model looks both ways."""
@@ -130,9 +133,13 @@ class Compiled:
 
     @property
     def summary(self) -> str:
+        return f"{self._shape}, over {self.spec.top.vocab} tokens."
+
+    @property
+    def _shape(self) -> str:
         top = self.spec.top
         sight = "a causal decoder" if self.function.causal else "an encoder"
-        return f"{sight} of {_count(top.depth, 'layer')}, {top.width} wide, over {top.vocab} tokens."
+        return f"{sight} of {_count(top.depth, 'layer')}, {top.width} wide"
 
     def model_py(self) -> str:
         from blockc.emit.loading import loading

@@ -6,9 +6,13 @@ so.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+
+from blockc.errors import BlockcError
 
 NAME = "blockc"  # of the distribution
 PUBLISHED = False  # whether that name in the public index is ours
@@ -34,6 +38,19 @@ def missing(package: str | None, wanted: str | None = None) -> str:
     """The message for a package that cannot be imported. `wanted` is the extra for the whole task, if there is one."""
     name = wanted or EXTRAS.get((package or "").partition(".")[0])
     return f"the package {package} is missing" + (f": {extra(name)}" if name else "")
+
+
+class MissingPackageError(BlockcError, ImportError):
+    """A package that this wants is not installed. The message says how it is."""
+
+
+@contextmanager
+def packages(wanted: str | None = None) -> Generator[None]:
+    """Around what imports packages that are not installed with blockc; also on top of a function, as @packages()."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(missing(error.name, wanted), name=error.name) from error
 
 
 def layout_names() -> tuple[str, ...]:

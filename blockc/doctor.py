@@ -79,6 +79,10 @@ class Health:
     hard_links: str  # "" where the working folder has them, else why not
     problems: tuple[Problem, ...]
 
+    def __repr__(self) -> str:
+        found = "; ".join(problem.what for problem in self.problems) or "no problem found"
+        return f"<Health of blockc {self.blockc}, Python {self.python}: {found}>"
+
     def data(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
 

@@ -11,6 +11,10 @@ class BlockcError(Exception):
     """Something that blockc was given, or found, is not as it must be. str() says what and where, in whole lines."""
 
 
+class UsageError(BlockcError, ValueError):
+    """What was asked for cannot be, whatever lies in files: a word that is no name, a number out of its range."""
+
+
 def listed(lines: Sequence[str], shown: int = SHOWN) -> list[str]:
     """The first lines, and one that counts the others: no message grows with a checkpoint."""
     left = len(lines) - shown

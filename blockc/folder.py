@@ -17,6 +17,7 @@ from typing import Any, Literal
 import blockc
 from blockc.checkpoint import linked_checkpoint
 from blockc.compile import Compiled, compiled
+from blockc.errors import listed
 from blockc.genai import CONFIG
 from blockc.genai import files as genai_files
 from blockc.ir import parameters
@@ -228,6 +229,12 @@ class Checked:
     changed: tuple[str, ...]
     outdated: tuple[str, ...]
     proof: Proof | None
+
+    def __repr__(self) -> str:
+        said = [f"changed {', '.join(listed(self.changed))}"] if self.changed else []
+        said += [f"outdated {', '.join(listed(self.outdated))}"] if self.outdated else []
+        said += [self.proof.line] if self.proof else []
+        return f"<Checked: {'; '.join(said)}>"
 
 
 def check(folder: Path, deep: bool = False, progress: Progress = silent) -> Checked:

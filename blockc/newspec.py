@@ -19,10 +19,10 @@ from typing import Any
 
 from blockc.algebra import elaborate
 from blockc.build import build
-from blockc.errors import BlockcError
+from blockc.errors import BlockcError, UsageError
 from blockc.fmt import ORDERS, number
 from blockc.ir import parameters
-from blockc.source import Mapping, SpecError, parse, plain
+from blockc.source import Mapping, SpecError, inert, parse, plain
 from blockc.source.text import resolve
 from blockc.spec import Spec, from_tree
 
@@ -33,6 +33,10 @@ TRIED = 8  # designs that are counted in full
 WIDE = 118  # characters of a line
 _SIZES = ("heads", "kv_heads", "head_dim")
 _OWN = ("description", "checkpoint", "expect")  # of the family's own model
+
+
+UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+BUDGET = "a number from 1e3 to 1e15, such as 350M, 7.5B or 100e9"
 
 
 class NoDesignError(BlockcError):
@@ -292,6 +296,16 @@ def _flow(value: Any) -> str:
 
 def _spec(data: dict[str, Any]) -> Spec:
     return from_tree(parse("\n".join(f"{key}: {_flow(value)}" for key, value in data.items()), "spec"))
+
+
+def budget_of(said: str | float) -> float:
+    """Parameters, from 100e9, 7500000000, 7.5B or 350M. Raises UsageError."""
+    text = said.replace(",", "") if isinstance(said, str) else repr(float(said))
+    found = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e\+?[0-9]{1,2})?)([KMGBT]?)", text, re.IGNORECASE)
+    number = float(found[1]) * UNITS[found[2].upper()] if found else 0.0
+    if not 1e3 <= number <= 1e15:
+        raise UsageError(f"{inert(str(said))}: expected {BUDGET}")
+    return number
 
 
 def new_spec(name: str, tree: Mapping, like: str, budget: float | None) -> tuple[str, Sizes, int]:

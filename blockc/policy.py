@@ -39,7 +39,7 @@ from blockc.report.figures import count
 from blockc.report.graph import DTYPES, Graph
 from blockc.report.memory import activations, cache, growth
 from blockc.report.sizes import SIZE, byte_size
-from blockc.source import Finding, Mapping, Place, SpecError, finding, key_place, parse, plain, read_bytes
+from blockc.source import Finding, Mapping, Place, SpecError, finding, inert, key_place, parse, plain, read_bytes
 from blockc.spec import PLACEMENTS, Bounds
 from blockc.spec.faults import from_pydantic, value_place
 from blockc.spec.keys import Placement, Positive
@@ -99,6 +99,10 @@ class Policy:
 
     keys: PolicyKeys
     tree: Mapping
+
+    def __repr__(self) -> str:
+        bounds = ", ".join(sorted(self.keys.model_fields_set - {"policy"}))
+        return f"<Policy {inert(self.tree.place.file)}: {bounds}>"
 
     def place(self, *path: str) -> tuple[str, Place]:
         """What a finding names beside its own place."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from blockc.errors import UsageError
+
 Provider = Literal["cpu", "cuda"]
 Dtype = Literal["fp32", "fp16", "bf16"]
 Logits = Literal["all", "last"] | int
@@ -35,11 +37,11 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.provider is not None and self.cache == "buffer":
-            raise ValueError("a provider's own attention takes a buffer by itself: cache speaks of the portable graph")
+            raise UsageError("a provider's own attention takes a buffer by itself: cache speaks of the portable graph")
         if self.provider is None and self.padding == "right":
-            raise ValueError("the portable graph takes any padding: where it stands speaks of a provider's attention")
+            raise UsageError("the portable graph takes any padding: where it stands speaks of a provider's attention")
         if self.logits not in ("all", "last") and (type(self.logits) is not int or self.logits < 1):
-            raise ValueError(f"logits {self.logits!r}: expected all, last, or how many of the highest, 1 or more")
+            raise UsageError(f"logits {self.logits!r}: expected all, last, or how many of the highest, 1 or more")
 
     @property
     def by_rows(self) -> bool:

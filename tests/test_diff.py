@@ -13,7 +13,7 @@ import pytest
 
 from blockc.cli import app, guarded
 from blockc.compile import compiled
-from blockc.diff import CLASSES, Change, Diff, Side, diff, text
+from blockc.diff import CLASSES, Change, Diff, Side, diff
 from blockc.source import override, parse
 from blockc.spec import from_tree, load
 from tests.spec_text import BARE, changed
@@ -128,14 +128,14 @@ SINGLE: dict[str, tuple[tuple[str, ...], set[str]]] = {
 def test_a_single_change_falls_in_exactly_these_classes(name: str) -> None:
     changes, classes = SINGLE[name]
     found = of(ROPED, *changes)
-    assert set(found.classes) == classes, text(found)
+    assert set(found.classes) == classes, found.text()
 
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_the_way_back_falls_in_the_same_classes(name: str) -> None:
     changes, classes = SINGLE[name]
     found = diff(side(ROPED, *changes), side(ROPED))
-    assert set(found.classes) == classes, text(found)
+    assert set(found.classes) == classes, found.text()
 
 
 @pytest.mark.parametrize(
@@ -310,9 +310,9 @@ def test_every_pair_of_specs_is_compared() -> None:
     found: dict[tuple[str, str], set[str]] = {}
     for a, b in product(sides, sides):
         found[a.file, b.file] = set((made := diff(a, b)).classes)
-        assert (not made.changes) == (a is b), text(made)
+        assert (not made.changes) == (a is b), made.text()
         assert SOURCE not in made.classes
-        assert len(text(made).splitlines()) < 80
+        assert len(made.text().splitlines()) < 80
     assert all(found[a, b] == found[b, a] for a, b in found)
 
 
@@ -326,7 +326,7 @@ def test_variants_differ_as_their_meanings_do(name: str) -> None:
         a, b = VARIED[name], VARIED[names[(names.index(name) + step) % len(names)]]
         found = diff(a, b)
         alike = a.model.decoder.semantic_hash == b.model.decoder.semantic_hash
-        assert set(found.classes) <= {SOURCE} if alike else set(found.classes) - {SOURCE}, text(found)
+        assert set(found.classes) <= {SOURCE} if alike else set(found.classes) - {SOURCE}, found.text()
         assert set(found.classes) == set(diff(b, a).classes)
 
 

@@ -388,7 +388,7 @@ ROOMS = (
     "spec", "algebra", "build", "target", "passes", "interp", "shrink", "report", "show", "layouts", "safetensors",
     "importing", "gguf", "special", "companions", "checkpoint", "weights", "adapter", "plan", "emit", "compile",
     "genai", "manifest", "proof", "runtime", "bench", "ownership", "staging", "folder", "advice", "policy",
-    "checking", "formats", "fmt", "newspec", "importtext", "diff", "doctor", "api", "cli", "__main__",
+    "checking", "formats", "fmt", "newspec", "importtext", "specfiles", "diff", "doctor", "api", "cli", "__main__",
 )  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FRAMEWORKS = {"torch", "onnx", "onnxruntime", "onnxscript", "transformers", "safetensors"}

@@ -17,8 +17,8 @@ import pytest
 import blockc
 from blockc import api, distribution
 from blockc.cli import app, guarded, terminal
-from blockc.cli.files import write_whole
 from blockc.safetensors import write_safetensors
+from blockc.specfiles import write_whole
 from blockc.weights import random_parameters
 
 ROOT = Path(__file__).parent.parent

@@ -100,6 +100,22 @@ class Bench:
     machine: dict[str, Any] | None = None
     speeds: dict[Measure, Speed] = field(default_factory=dict[Measure, Speed])
 
+    def __repr__(self) -> str:
+        names = ", ".join(candidate.entry.name for candidate in self.candidates)
+        return f"<Bench of {names} on {self.provider}: {', '.join(map(str, self.measures))}>"
+
+    def text(self) -> str:
+        """As tables."""
+        from blockc.bench.tables import text
+
+        return text(self)
+
+    def data(self) -> dict[str, Any]:
+        """What the JSON has."""
+        from blockc.bench.tables import data
+
+        return data(self)
+
     @property
     def other(self) -> Candidate | None:
         """Whom the others are a ratio to: the first of those compared with."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blockc.cli.common import ENVIRONMENT, USAGE, WRONG, app, plain, say, stop, there
-from blockc.cli.files import Output, in_a_folder, write_whole
+from blockc.cli.files import Output, in_a_folder
 from blockc.cli.terminal import emit
 
 if TYPE_CHECKING:
-    from blockc.bench.measure import Bench, Measure
+    from blockc.api import Bench
 
 
 class Ep(StrEnum):
@@ -52,23 +52,20 @@ def bench(
     ] = None,
 ) -> None:
     """Measure prefill and decode of builds by turns, each in a process of its own, beside the machine's floor."""
-    from blockc.bench.measure import Measure
-
-    measures = [
-        *(Measure("prefill", n) for n in _numbers("--prefill", prefill)),
-        *(Measure("decode", n) for n in _numbers("--decode", decode)),
-    ]
-    if not measures:
+    lengths = _numbers("--prefill", prefill), _numbers("--decode", decode)
+    if not any(lengths):
         stop(USAGE, "nothing to measure: give --prefill or --decode")
     _refuse_plot(plot)
     folders = [there(path) for path in (folder, *against)]
-    made = _measured(folders, measures, ep, threads, turns)
+    made = _measured(folders, *lengths, ep, threads, turns)
     from blockc.bench import tables
 
     said = (tables.text if format_ is Format.text else tables.as_json)(made) + "\n"
     if output is None:
         emit(said)
     else:
+        from blockc.specfiles import write_whole
+
         write_whole(output, said)
     if plot is not None:
         from blockc.bench.plot import drawn
@@ -98,22 +95,21 @@ def _refuse_plot(path: Path | None) -> None:
         stop(ENVIRONMENT, f"--plot: {missing('matplotlib')}")
 
 
-def _measured(folders: list[Path], measures: list[Measure], ep: Ep, threads: int | None, turns: int) -> Bench:
-    from blockc.bench.measure import entries, measured
-    from blockc.bench.protocol import WorkerError
-    from blockc.distribution import missing
-    from blockc.runtime import SessionError
+def _measured(
+    folders: list[Path], prefill: list[int], decode: list[int], ep: Ep, threads: int | None, turns: int
+) -> Bench:
+    from blockc import api
 
     try:
-        found = entries(folders[0], folders[1:])
-        return measured(found, measures, provider=ep.value, threads=threads, turns=turns, said=_progress)
-    except ModuleNotFoundError as error:
-        stop(ENVIRONMENT, missing(error.name, "cpu"))
-    except WorkerError as error:
+        return api.bench(
+            folders[0],
+            folders[1:],
+            prefill=prefill,
+            decode=decode,
+            threads=threads,
+            turns=turns,
+            provider=ep.value,
+            said=say,
+        )
+    except api.WorkerError as error:
         stop(ENVIRONMENT if error.environment else WRONG, str(error))
-    except SessionError as error:
-        stop(WRONG, str(error))
-
-
-def _progress(line: str) -> None:
-    say(line)

@@ -22,7 +22,6 @@ from blockc.cli.common import (
     stop,
     there,
 )
-from blockc.cli.specs import model_file
 from blockc.cli.terminal import Progress
 
 if TYPE_CHECKING:
@@ -134,6 +133,7 @@ def build(
 ) -> None:
     """Write model.py, model.onnx and their report, all or nothing, and prove the spec's tiny twin."""
     from blockc import api
+    from blockc.specfiles import model_file
     from blockc.target import DEFAULT, Target
 
     file = model_file(spec)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blockc.cli.common import NOTHING, USAGE, WRONG, Quiet, Set, app, complete_spec, plain, stop
-from blockc.cli.files import STDIN, Output, spec_files, write_whole
+from blockc.cli.common import NOTHING, WRONG, Quiet, Set, app, complete_spec
+from blockc.cli.files import STDIN, Output, spec_files
 from blockc.cli.terminal import emit
 
 if TYPE_CHECKING:
@@ -50,17 +50,16 @@ def check(
     quiet: Quiet = False,
 ) -> None:
     """Check specs and print what is wrong, at file:line:column. The exit code is 1 if anything is."""
-    from blockc.formats import FORMATS
+    from blockc import api
+    from blockc.specfiles import write_whole
 
     files = spec_files(paths)
-    if not files:
-        stop(USAGE, f"no spec files at {', '.join(map(plain, paths))}")
     checked = _checked(files, assignments, policy, strict)
     if output is None and format_ is Format.text:
         wrong = _print(checked, quiet)
     else:
         every = list(checked)
-        said, wrong = FORMATS[format_.value](every), any(each.wrong for each in every)
+        said, wrong = api.written(every, format_.value), any(each.wrong for each in every)
         if output is None:
             emit(said)
         else:

@@ -196,8 +196,8 @@ def _expected(fault: Any) -> str:
 
 def _said(error: Exception) -> int:
     """What an error is to the user: the spec's fault, the machine's, or ours."""
-    from blockc.distribution import missing
-    from blockc.errors import BlockcError
+    from blockc.distribution import MissingPackageError, missing
+    from blockc.errors import BlockcError, UsageError
     from blockc.source import SpecError
 
     if isinstance(error, SpecError):
@@ -205,7 +205,9 @@ def _said(error: Exception) -> int:
         return WRONG
     if isinstance(error, BlockcError):
         say(str(error))
-        return WRONG
+        return (
+            USAGE if isinstance(error, UsageError) else ENVIRONMENT if isinstance(error, MissingPackageError) else WRONG
+        )
     if isinstance(error, OSError):
         where = f"{plain(str(error.filename))}: " if error.filename else ""
         say(f"{where}{error.strerror or error}")

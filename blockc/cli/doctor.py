@@ -14,9 +14,9 @@ from blockc.cli.common import ENVIRONMENT, app
 @app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False) -> None:
     """Try every package and provider that blockc uses: exit 0 where what is installed works, 3 where it does not."""
-    from blockc.doctor import examined
+    from blockc import api
 
-    health = examined(Path.cwd())
+    health = api.doctor(Path.cwd())
     print(json.dumps(health.data(), indent=2) if as_json else health.text())
     if health.problems:
         raise typer.Exit(ENVIRONMENT)

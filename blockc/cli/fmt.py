@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blockc.cli.common import USAGE, WRONG, app, complete_spec, plain, print_findings, say, stop
-from blockc.cli.files import STDIN, spec_files, write_whole
-from blockc.cli.specs import named
+from blockc.cli.files import STDIN, spec_files
 from blockc.cli.terminal import emit
+
+if TYPE_CHECKING:
+    from blockc.api import Formatted
 
 
 @app.command()
@@ -32,61 +32,52 @@ def fmt(
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change.")] = False,
 ) -> None:
     """Put the keys and numbers of specs into one form. Values and comments stay."""
+    from blockc.specfiles import named
+
     files = spec_files(paths)
-    if not files:
-        stop(USAGE, f"no spec files at {', '.join(map(plain, paths))}")
     if not (check or diff) and (comes := [path for path in paths if named(path)]):
         stop(USAGE, f"{plain(comes[0])}: comes with blockc, so that --check and --diff alone are for it")
-    right = [_stdin(check, diff) if file == STDIN else _file(Path(file), check, diff) for file in files]
+    right = [_stdin(check, diff) if file == STDIN else _file(file, check, diff) for file in files]
     if not all(right):
         raise typer.Exit(WRONG)
 
 
-def _file(path: Path, check: bool, diff: bool) -> bool:
+def _file(path: str, check: bool, diff: bool) -> bool:
     """Whether the file is now, or would have been with --diff, in its form."""
-    from blockc.source import SpecError, read_bytes
+    from blockc import api
 
     try:
-        old = read_bytes(path)
-        new = _formatted(old, str(path))
-    except SpecError as error:
+        made = api.fmt(path, write=not (check or diff))
+    except api.SpecError as error:
         print_findings(error.findings)
         return False
-    name = plain(str(path))
-    if new == old:
-        return True
-    if diff:
-        _show(old, new, name)
-    if check:
-        print(f"{name}: would change", file=sys.stderr)
-    elif not diff and path.is_symlink():
-        say(f"{name}: is a link; format the file that it leads to")
+    except api.UsageError as error:  # a link
+        say(str(error))
         return False
-    elif not diff:
-        write_whole(path, new.decode(), path.stat().st_mode & 0o7777)
-        print(f"{name}: changed")
-    return not check
+    if made.changed and diff:
+        _show(made)
+    if made.changed and check:
+        print(f"{plain(path)}: would change", file=sys.stderr)
+    elif made.changed and not diff:
+        print(f"{plain(path)}: changed")
+    return not (made.changed and check)
 
 
 def _stdin(check: bool, diff: bool) -> bool:
+    from blockc.api import Formatted
+    from blockc.fmt import formatted
+    from blockc.formats import STDIN as IN
     from blockc.source import MAX_BYTES
 
     old = sys.stdin.buffer.read(MAX_BYTES + 1)
-    new = _formatted(old, "<stdin>")
+    made = Formatted(IN, old, formatted(old, IN))
     if diff:
-        _show(old, new, "<stdin>")
+        _show(made)
     elif not check:
-        emit(new.decode())
-    return new == old or not check
+        emit(made.after.decode())
+    return not (made.changed and check)
 
 
-def _formatted(data: bytes, file: str) -> bytes:
-    from blockc.fmt import formatted
-
-    return formatted(data, file)
-
-
-def _show(old: bytes, new: bytes, name: str) -> None:
-    before, after = (text.decode("utf-8-sig").splitlines(keepends=True) for text in (old, new))
-    for line in difflib.unified_diff(before, after, name, f"{name} (formatted)"):
-        print(plain(line.rstrip("\r\n")))
+def _show(made: Formatted) -> None:
+    for line in made.diff():
+        print(plain(line))

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli.common import USAGE, app, plain, print_findings, stop, there
-from blockc.cli.files import Output, write_whole
+from blockc.cli.common import app, print_findings
+from blockc.cli.files import Output
 from blockc.cli.terminal import emit
 
 
@@ -21,10 +21,8 @@ def import_(
 ) -> None:
     """Write the spec of a published model. Every key of its config.json is understood, or the import fails."""
     from blockc import api
-    from blockc.importing import config_file
+    from blockc.specfiles import write_whole
 
-    if config_file(there(path)) is None:
-        stop(USAGE, f"{plain(str(path))}: no config.json, nor a folder with one")
     imported = api.imported_spec(path)
     print_findings(imported.warnings)
     if output is None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from blockc.cli.common import USAGE, WRONG, app, complete_spec, plain, stop
-from blockc.cli.files import in_a_folder, write_whole
-from blockc.cli.specs import spec_file
-
-UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+from blockc.cli.common import USAGE, app, complete_spec, plain, stop
+from blockc.cli.files import in_a_folder
 
 
 @app.command()
@@ -40,35 +36,17 @@ def new(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a spec with the ratios of another: width, depth and heads for a budget of parameters."""
-    from blockc.newspec import NoDesignError, new_spec
-    from blockc.source import read
-    from blockc.spec.keys import name_fault
+    from blockc import api
+    from blockc.newspec import budget_of
+    from blockc.specfiles import write_whole
 
-    if fault := name_fault(name):
-        stop(USAGE, f"{plain(name)}: {fault}")
-    budget = None if parameters is None else _budget(parameters)
     path = out or Path(f"{name}.yaml")
+    try:
+        budget = None if parameters is None else budget_of(parameters)
+    except api.UsageError as error:
+        stop(USAGE, f"--parameters {error}")
     if os.path.lexists(path) and not force:
         stop(USAGE, f"{plain(str(path))}: is there already; give --force to write over it")
-    family = spec_file(like)
-    try:
-        text, sizes, counted = new_spec(name, read(family), family.stem, budget)
-    except NoDesignError as error:
-        stop(WRONG, str(error))
-    write_whole(path, text)
-    off = "" if budget is None else f" ({counted / budget - 1:+.1%})"
-    print(
-        f"{plain(str(path))}: {counted:,} parameters{off}: width {sizes.width}, depth {sizes.depth}, "
-        f"{sizes.heads} heads of {sizes.head_dim}, {sizes.kv_heads} of keys and values, mlp {sizes.mlp} wide"
-    )
-
-
-def _budget(said: str) -> float:
-    """From 100e9, 7500000000, 7.5B or 350M."""
-    found = re.fullmatch(
-        r"([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e\+?[0-9]{1,2})?)([KMGBT]?)", said.replace(",", ""), re.IGNORECASE
-    )
-    number = float(found[1]) * UNITS[found[2].upper()] if found else 0.0
-    if not 1e3 <= number <= 1e15:
-        stop(USAGE, f"--parameters {plain(said)}: expected a number from 1e3 to 1e15, such as 350M, 7.5B or 100e9")
-    return number
+    made = api.new(name, like, budget)
+    write_whole(path, made.text)
+    print(f"{plain(str(path))}: {made.line}")

@@ -72,19 +72,23 @@ def run(
     choose = _choose(temperature, top_k, top_p, seed)
     texts = _texts(prompt)
     from blockc.distribution import missing
+    from blockc.errors import UsageError
     from blockc.runtime import ProviderError, Session, SessionError
+    from blockc.runtime.chat import prompt_ids
     from blockc.runtime.text import Tokenizer
 
     try:
         session = Session(there(folder), ep.value, threads, prepack, cuda_graph)
         tokenizer = Tokenizer(folder, session.model.vocab)
-        prompts = [_ids(folder, tokenizer, text, chat, system) for text in texts]
+        prompts = [prompt_ids(folder, tokenizer, text, chat, system) for text in texts]
         _refuse_long(max(map(len, prompts)), tokens, session.context)
         if not tokenizer.stop:
             print(f"blockc: no file says which token ends a text: {tokens} tokens come in any case", file=sys.stderr)
         _print(session.generate(prompts, tokens, tokenizer.stop, choose), tokenizer, texts, prompts)
     except ModuleNotFoundError as error:
         stop(ENVIRONMENT, missing(error.name, "run"))
+    except UsageError as error:
+        stop(USAGE, f"--{error}")
     except ProviderError as error:
         stop(ENVIRONMENT, str(error))
     except SessionError as error:
@@ -92,33 +96,25 @@ def run(
 
 
 def _choose(temperature: float, top_k: int | None, top_p: float | None, seed: int | None) -> Choose:
-    from blockc.runtime.sampling import Sampler, greedy
+    from blockc.errors import UsageError
+    from blockc.runtime.sampling import chosen
 
-    if temperature:
-        try:
-            return Sampler(temperature, top_k, top_p, seed)
-        except ValueError as error:
-            stop(USAGE, f"--{str(error).replace('_', '-')}")
-    given = {"--top-k": top_k, "--top-p": top_p, "--seed": seed}
-    if said := [name for name, value in given.items() if value is not None]:
-        stop(USAGE, f"{said[0]} speaks of drawing: give --temperature above 0 too")
-    return greedy
+    try:
+        return chosen(temperature, top_k, top_p, seed)
+    except UsageError as error:
+        stop(USAGE, _options(str(error)))
+
+
+def _options(said: str) -> str:
+    """A message of the API, whose names are the options'."""
+    first, _, rest = said.partition(" ")
+    return f"--{first.replace('_', '-')} {rest.replace('give temperature', 'give --temperature')}"
 
 
 def _texts(prompts: list[str]) -> list[str]:
     if prompts.count("-") > 1:
         stop(USAGE, "--prompt - reads standard input, which can be read once")
     return [sys.stdin.read().removesuffix("\n") if text == "-" else text for text in prompts]
-
-
-def _ids(folder: Path, tokenizer: Tokenizer, text: str, chat: bool, system: str | None) -> list[int]:
-    if not chat:
-        ids = tokenizer.ids(text)
-        return ids if ids else stop(USAGE, "--prompt is empty, and this tokenizer begins no text by itself")
-    from blockc.runtime.chat import rendered
-
-    told = [] if system is None else [{"role": "system", "content": system}]
-    return tokenizer.ids(rendered(folder, tokenizer, [*told, {"role": "user", "content": text}]), special=False)
 
 
 def _refuse_long(longest: int, tokens: int, context: int) -> None:

@@ -11,6 +11,6 @@ from blockc.cli.terminal import emit
 @app.command()
 def schema() -> None:
     """Print the JSON schema of the spec language, for editors."""
-    from blockc.spec.schema import schema as made
+    from blockc import api
 
-    emit(json.dumps(made(), indent=2, ensure_ascii=False) + "\n")
+    emit(json.dumps(api.schema(), indent=2, ensure_ascii=False) + "\n")

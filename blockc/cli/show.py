@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from blockc.cli.common import NOTHING, USAGE, Set, app, complete_spec, plain, stop
-from blockc.cli.specs import model_file
 from blockc.cli.terminal import drawn
 
 
@@ -50,23 +49,21 @@ def show(
 ) -> None:
     """Draw the block, list its matrices, and count parameters, FLOPs, cache and memory."""
     from blockc import api
-    from blockc.show import expanded as expand
-    from blockc.show import rows
 
     if sum((expanded, graph, as_json)) > 1:
         stop(USAGE, "--expanded, --graph and --json are three answers: choose one")
     memory = _bytes(device_memory) if device_memory else None
-    models = [api.compile(model_file(spec), assignments) for spec in specs]
+    models = [api.compile(spec, assignments) for spec in specs]
     figures = [api.figures(m, context=context, batch=batch, dtype=dtype.value, device_memory=memory) for m in models]
     if as_json:
         data = [f.json() for f in figures]
         print(json.dumps(data[0] if len(data) == 1 else data, indent=2))
     elif expanded or graph:
-        print("\n".join(expand(m.decoder) if expanded else m.graph_txt() for m in models), end="")
+        print("\n".join(api.expanded(m) if expanded else m.graph_txt() for m in models), end="")
     elif len(models) == 1:
         print(drawn(api.show(models[0], figures[0])))
     else:
-        print(rows(figures))
+        print(api.table(figures))
 
 
 def _bytes(text: str) -> int:

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from blockc.cli.common import NOTHING, USAGE, Set, SpecPath, app, stop
-from blockc.cli.specs import model_file
 
 
 @app.command()
@@ -23,10 +22,10 @@ def trace(
 
     if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", tokens):
         stop(USAGE, f"--tokens {tokens}: expected ids such as 3,1,4")
-    model = api.twin(api.compile(model_file(spec), assignments))
+    model = api.twin(api.compile(spec, assignments))
     try:
         steps = api.trace(model, [int(t) for t in tokens.split(",")], seed)
-    except ValueError as error:
+    except api.UsageError as error:
         stop(USAGE, f"--tokens {tokens}: {error}")
     wide = max(len(step.name) for step in steps)
     print(f"{model.spec.name}, width {model.spec.top.width}: the stream of the last token")

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Quiet, Set, app, complete_spec, say, stop
-from blockc.cli.specs import spec_file
 from blockc.cli.terminal import Progress, plain
 from blockc.errors import listed
 
@@ -39,8 +38,7 @@ def verify(
     if deep and not path.is_dir():
         stop(USAGE, "--deep is for the folder of a build")
     with Progress(quiet) as progress:
-        what = path if path.is_dir() else spec_file(path)
-        checked = api.verify(what, assignments, deep=deep, progress=progress)
+        checked = api.verify(path, assignments, deep=deep, progress=progress)
     if checked.changed:
         stop(WRONG, _each(path, checked.changed, "changed since it was built"))
     if checked.outdated:

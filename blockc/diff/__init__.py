@@ -17,7 +17,7 @@ from blockc.diff.numeric import numeric
 from blockc.diff.rest import cost, io, source
 from blockc.diff.side import Side
 
-__all__ = ["CLASSES", "Change", "Class", "Diff", "Side", "diff", "text"]
+__all__ = ["CLASSES", "Change", "Class", "Diff", "Side", "diff"]
 
 
 def diff(a: Side, b: Side) -> Diff:
@@ -25,26 +25,3 @@ def diff(a: Side, b: Side) -> Diff:
     renamed = renames(a, b)
     changes = [*checkpoint(a, b, renamed), *numeric(a, b, renamed), *io(a, b), *cost(a, b)]
     return Diff(a.file, b.file, tuple(changes or source(a, b)))
-
-
-MEANING = {
-    "CHECKPOINT": "a saved checkpoint no longer fits",
-    "NUMERIC": "the same tensors, another function",
-    "IO": "inputs, outputs or cache",
-    "COST": "what it takes",
-    "SOURCE": "text only: the same function",
-}
-
-
-def text(found: Diff) -> str:
-    """The changes by class, each with the file and line of its key."""
-    head = f"{found.a} -> {found.b}: "
-    if not found.changes:
-        return f"{head}no change"
-    lines = [head + ", ".join(found.classes)]
-    for kind in found.classes:
-        lines += ["", f"{kind}  {MEANING[kind]}"]
-        for change in (each for each in found.changes if each.kind == kind):
-            where = f"  [{change.place.file}:{change.place.line}]" if change.place else ""
-            lines.append(f"  {change.line}{where}")
-    return "\n".join(lines)

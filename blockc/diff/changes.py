@@ -12,6 +12,13 @@ from blockc.source import Place
 Class = Literal["CHECKPOINT", "NUMERIC", "IO", "COST", "SOURCE"]
 CLASSES: tuple[Class, ...] = get_args(Class)
 FORMAT = 1  # of the JSON
+MEANING: dict[Class, str] = {
+    "CHECKPOINT": "a saved checkpoint no longer fits",
+    "NUMERIC": "the same tensors, another function",
+    "IO": "inputs, outputs or cache",
+    "COST": "what it takes",
+    "SOURCE": "text only: the same function",
+}
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,9 @@ class Change:
     note: str = ""
     place: Place | None = None
     times: int = 1
+
+    def __repr__(self) -> str:
+        return f"<Change {self.kind}: {self.line}>"
 
     @property
     def line(self) -> str:
@@ -60,6 +70,23 @@ class Diff:
     a: str
     b: str
     changes: tuple[Change, ...]
+
+    def __repr__(self) -> str:
+        return f"<Diff {self._head}>"
+
+    @property
+    def _head(self) -> str:
+        return f"{self.a} -> {self.b}: {', '.join(self.classes) or 'no change'}"
+
+    def text(self) -> str:
+        """The changes by class, each with the file and line of its key."""
+        lines = [self._head]
+        for kind in self.classes:
+            lines += ["", f"{kind}  {MEANING[kind]}"]
+            for change in (each for each in self.changes if each.kind == kind):
+                where = f"  [{change.place.file}:{change.place.line}]" if change.place else ""
+                lines.append(f"  {change.line}{where}")
+        return "\n".join(lines)
 
     @property
     def classes(self) -> tuple[Class, ...]:

@@ -6,12 +6,12 @@ import re
 import subprocess
 from pathlib import Path
 
-from blockc.errors import BlockcError
+from blockc.errors import UsageError
 
 MAX_WAIT = 60  # seconds
 
 
-class RevisionError(BlockcError):
+class RevisionError(UsageError):
     """Git is missing, or has no such revision, or no such file in it."""
 
 

@@ -24,6 +24,11 @@ class Checked:
     findings: tuple[Finding, ...]
     strict: bool = False
 
+    def __repr__(self) -> str:
+        counts = Counter(finding.severity for finding in self.findings)
+        said = ", ".join(f"{n} {severity}{'s' * (n != 1)}" for severity, n in counts.items())
+        return f"<Checked {relative(self.file)}: {said or 'clean'}>"
+
     @property
     def wrong(self) -> bool:
         return any(self.counts(each) for each in self.findings)

@@ -41,6 +41,9 @@ class Row:
     tolerance: float
     differs: str = ""  # the first node whose value differs, where one does
 
+    def __repr__(self) -> str:
+        return f"<Row {', '.join(cell for cell in self.cells if cell)}>"
+
     @property
     def holds(self) -> bool:
         return bool(self.error <= self.tolerance)
@@ -67,6 +70,9 @@ class Proof:
     rows: tuple[Row, ...]
     missing: dict[str, str] = field(default_factory=dict[str, str])
     inapplicable: dict[str, str] = field(default_factory=dict[str, str])  # what a backend cannot run, and why
+
+    def __repr__(self) -> str:
+        return f"<Proof {self.name}: {self.line}>"
 
     @property
     def holds(self) -> bool:

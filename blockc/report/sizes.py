@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from blockc.errors import UsageError
+
 _UNITS = {
     "": 1,
     "B": 1,
@@ -20,9 +22,9 @@ SIZE = "a size such as 80GB or 80GiB"
 
 
 def byte_size(text: str) -> int:
-    """Bytes: 192GB is 192e9, 192GiB is 192 * 2^30. Raises ValueError where it is no size above 0."""
+    """Bytes: 192GB is 192e9, 192GiB is 192 * 2^30. Raises UsageError where it is no size above 0."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)", text, re.ASCII)
     size = int(float(found[1]) * _UNITS.get(found[2].upper(), 0)) if found else 0
     if size == 0:
-        raise ValueError(f"expected {SIZE}")
+        raise UsageError(f"expected {SIZE}")
     return size

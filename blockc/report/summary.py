@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from blockc.algebra import Decoder
+from blockc.errors import UsageError
 from blockc.ir import Function
 from blockc.report.figures import Flops, Parameters, count, work
 from blockc.report.graph import DTYPES, Graph
@@ -44,6 +45,10 @@ class Report:
     memory: Memory
     matrices: tuple[Block, ...]
 
+    def __repr__(self) -> str:
+        held = f"{self.parameters.total:,} parameters, {self.memory.weights:,} bytes in {self.dtype}"
+        return f"<Report {self.name}: {held}, at {self.batch} x {self.context:,} tokens>"
+
     @property
     def number(self) -> int:
         """Bytes of one number."""
@@ -63,13 +68,13 @@ def report(
     dtype: str = "bf16",
     device_memory: int | None = None,
 ) -> Report:
-    """Takes the function as `build` gives it. Raises ValueError for a size below 1 or a dtype of no known size."""
+    """Takes the function as `build` gives it. Raises UsageError for a size below 1 or a dtype of no known size."""
     context = decoder.context if context is None else context
     for name, size in (("context", context), ("batch", batch), ("device_memory", device_memory)):
         if size is not None and size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+            raise UsageError(f"{name} must be at least 1, got {size}")
     if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+        raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
     graph, number = Graph(function, decoder.kinds), DTYPES[dtype]
     counted, kept = count(graph), cache(graph, number, context, batch)
     weights = counted.total * number

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from blockc.errors import UsageError
 from blockc.jsonfile import FileError, bounded
 from blockc.runtime import template
 from blockc.runtime.opening import SessionError
@@ -22,6 +23,18 @@ MOST = 1_000_000  # characters, of a template and of what it writes
 MAX_MEMORY = 1 << 29  # bytes, of the process that renders it
 MAX_SECONDS = 2  # of a processor
 MAX_WAIT = 20  # seconds, on a machine that has much else to do
+
+
+def prompt_ids(
+    folder: Path, tokenizer: Tokenizer, text: str, chat: bool = False, system: str | None = None
+) -> list[int]:
+    """The tokens that a text is gone on from; with `chat` it is said to an assistant, who was told `system` before."""
+    if chat:
+        told = [] if system is None else [{"role": "system", "content": system}]
+        return tokenizer.ids(rendered(folder, tokenizer, [*told, {"role": "user", "content": text}]), special=False)
+    if ids := tokenizer.ids(text):
+        return ids
+    raise UsageError("prompt is empty, and this tokenizer begins no text by itself")
 
 
 def rendered(folder: Path, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blockc.errors import UsageError
 from blockc.ops import Array
 
 
@@ -31,11 +32,21 @@ def greedy(logits: Logits) -> Array:
     return logits.argmax(axis=-1)
 
 
+def chosen(temperature: float, top_k: int | None = None, top_p: float | None = None, seed: int | None = None) -> Choose:
+    """A sampler at a temperature above 0, else greedy. Raises UsageError for what speaks of drawing then."""
+    if temperature:
+        return Sampler(temperature, top_k, top_p, seed)
+    given = {"top_k": top_k, "top_p": top_p, "seed": seed}
+    if said := [name for name, value in given.items() if value is not None]:
+        raise UsageError(f"{said[0]} speaks of drawing: give temperature above 0 too")
+    return greedy
+
+
 class Sampler:
     """t ~ softmax(logits / temperature), cut to the top_k likeliest, of these to the fewest that sum up to top_p.
 
     Each row draws from a stream of its own, seeded by `seed` and its number: a prompt gets the same text in a batch as
-    alone in its place, and of the highest logits alone the one that it gets of all. Raises ValueError for what is no
+    alone in its place, and of the highest logits alone the one that it gets of all. Raises UsageError for what is no
     such number, and for logits that are fewer than top_k.
     """
 
@@ -43,11 +54,11 @@ class Sampler:
         self, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: int | None = None
     ) -> None:
         if not 0 < temperature < np.inf:
-            raise ValueError(f"temperature {temperature}: expected a number above 0")
+            raise UsageError(f"temperature {temperature}: expected a number above 0")
         if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k {top_k}: expected 1 or more")
+            raise UsageError(f"top_k {top_k}: expected 1 or more")
         if top_p is not None and not 0 < top_p <= 1:
-            raise ValueError(f"top_p {top_p}: expected a number above 0, up to 1")
+            raise UsageError(f"top_p {top_p}: expected a number above 0, up to 1")
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
         self.seeds = np.random.SeedSequence(seed)
         self.streams: list[np.random.Generator] = []
@@ -61,7 +72,7 @@ class Sampler:
     def __call__(self, logits: Logits) -> Array:
         rows = logits.logits if isinstance(logits, Top) else logits
         if isinstance(logits, Top) and (why := self.lacks(rows.shape[-1])):
-            raise ValueError(f"the graph cannot be drawn from: {why}")
+            raise UsageError(f"the graph cannot be drawn from: {why}")
         self.streams += [np.random.default_rng(s) for s in self.seeds.spawn(len(rows) - len(self.streams))]
         drawn = np.array([self._drawn(row, stream) for row, stream in zip(rows, self.streams, strict=False)])
         return logits.tokens[np.arange(len(rows)), drawn] if isinstance(logits, Top) else drawn

@@ -47,6 +47,10 @@ class Finding:
     hint: str = ""
     others: tuple[tuple[str, Place], ...] = ()
 
+    def __repr__(self) -> str:
+        at = self.place
+        return f"<Finding {self.code.name} at {inert(at.file)}:{at.line}:{at.column}: {inert(self.message)}>"
+
     @property
     def severity(self) -> Severity:
         return self.code.severity
@@ -58,6 +62,10 @@ class SpecError(BlockcError):
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings: tuple[Finding, ...] = tuple(findings)
         super().__init__(self.findings)
+
+    def __repr__(self) -> str:
+        more = f" and {len(self.findings) - 1} more" if len(self.findings) > 1 else ""
+        return f"SpecError({self.findings[0]!r}{more})" if self.findings else "SpecError()"
 
     def __str__(self) -> str:
         return "\n".join(render(each) for each in self.findings)

@@ -31,6 +31,9 @@ class Layer:
     keys: LayerKeys
     tree: Mapping
 
+    def __repr__(self) -> str:
+        return f"<Layer {self.kind}: {', '.join(sorted(self.keys.model_fields_set))}>"
+
     def place(self, *path: str | int) -> Place:
         return key_place(self.tree, path)
 
@@ -52,6 +55,10 @@ class Spec:
     layers: tuple[Layer, ...]
     final_norm: NormKeys | None
     tree: Mapping
+
+    def __repr__(self) -> str:
+        at = self.tree.place
+        return f"<Spec {self.name} of {at.file}: {len(self.layers)} layers, {self.top.width} wide>"
 
     @property
     def name(self) -> str:

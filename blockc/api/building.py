@@ -1,0 +1,155 @@
+"""A model to a folder of files, and the proof of either."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from blockc import folder
+from blockc.adapter import open_adapter
+from blockc.api.models import compile, twin  # noqa: A004
+from blockc.checkpoint import open_checkpoint
+from blockc.compile import PORTABLE, Compiled
+from blockc.distribution import packages
+from blockc.errors import BlockcError, UsageError
+from blockc.plan import Mode, Plan, plan
+from blockc.progress import Progress, silent
+from blockc.proof import Proof, prove, targets_of
+from blockc.target import Target
+
+
+@dataclass(frozen=True)
+class Built:
+    """The files of a build, and its proof."""
+
+    files: tuple[Path, ...]
+    proof: Proof | None
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        at = f" in {self.files[0].parent}" if self.files else ""
+        return f"<Built: {len(self.files)} files{at}, {self.line}>"
+
+    @property
+    def line(self) -> str:
+        return self.proof.line if self.proof else "not proved: the proof was not asked for"
+
+
+class NotProvedError(BlockcError):
+    """The proof failed, or could not be made where it was required; nothing was written."""
+
+    def __init__(self, proof: Proof) -> None:
+        super().__init__(proof.line)
+        self.proof = proof
+
+
+@packages()
+def build(
+    model: Compiled,
+    out: Path | str | None = None,
+    *,
+    target: Target = PORTABLE,
+    proof: bool = True,
+    require_proof: bool = False,
+    weights: Path | str | None = None,
+    mode: Mode | None = None,
+    runtime: folder.Runtime | None = None,
+    deep: bool = False,
+    adapters: Sequence[Path | str] = (),
+    force: bool = False,
+    progress: Progress = silent,
+) -> Built:
+    """Writes model.py, model.onnx, graph.txt, report.json, spec.resolved.yaml, verify.json, manifest.json to `out`.
+
+    Proves the twin first; raises NotProvedError, with nothing written, where a backend is wrong, and with
+    `require_proof` also where torch or onnxruntime is missing. `out` is generated/<name> by default.
+
+    `weights` is a checkpoint: a .safetensors or .gguf file, or a folder. The model then has its parameters,
+    as references: with `link` into the checkpoint's own files, hard-linked beside it, with `pack` into
+    model.onnx.data; where neither is said, `link` if most of them are in the model's float type. With `deep` the
+    digest of each linked tensor is written down, for `verify` to compare. Raises CheckpointError naming all that does
+    not fit. `adapters` are folders of LoRA adapters as PEFT saves them, merged into these weights one after another.
+
+    `target` says what model.onnx is for: any runtime, or a provider of onnxruntime in its own operators; the float type
+    that it computes in; whose logits it gives; and how it holds its cache. `runtime` genai adds the files with which
+    onnxruntime-genai loads the folder; raises GenaiError where it would not run. `progress` is called while the proof
+    runs and while weights are read, with what is done, how much of it, and of how much.
+
+    Files in `out` that no build left there are not replaced, unless `force` is given: raises FolderError. Whatever is
+    given, no file is touched whose name no build writes.
+    """
+    if weights is None:
+        _refuse_idle({"mode": mode is not None, "runtime": runtime is not None, "deep": deep, "adapters": adapters})
+    if require_proof and not proof:
+        raise UsageError("proof=False and require_proof=True say opposite things")
+    if out is not None and not str(out):
+        raise folder.FolderError("the folder to build into has an empty name: say . for the one you are in")
+    place = Path(out) if out else Path("generated") / model.spec.name
+    folder.refuse_place(place, None if weights is None else Path(weights))
+    if target.provider == "cuda":
+        _refuse_far(model.spec.top.context)
+    if why := model.refuses(target):
+        raise folder.FolderError(why)
+    planned = None if weights is None else _planned(model, Path(weights), mode, target, adapters)
+    if planned is not None and planned.mode == "pack" and target.provider is not None:
+        target = replace(target, packed=True)
+        planned = replace(planned, joined=model.parts(target))
+    output = folder.prepared(model, place, planned, proof, runtime, force)
+    proved = prove(twin(model), targets=targets_of(target), progress=progress) if proof else None
+    if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
+        raise NotProvedError(proved)
+    written = folder.write(model, output, target, proved, planned, runtime, deep, progress)
+    notes = (*written.notes, *_not_run(target), *_left_unfused(model, target), *_cut_short(model, runtime))
+    return Built(written.files, proved, notes)
+
+
+def _refuse_idle(said: Mapping[str, object]) -> None:
+    """What speaks of weights, where there are none."""
+    if idle := [name for name, on in said.items() if on]:
+        raise UsageError(f"{idle[0]} speaks of weights: give them with weights=PATH")
+
+
+def _refuse_far(context: int) -> None:
+    from blockc.emit.ort import CUDA_CONTEXT
+
+    if context > CUDA_CONTEXT:
+        raise folder.FolderError(f"context {context}: a graph for CUDA tells positions apart up to {CUDA_CONTEXT}")
+
+
+def _not_run(target: Target) -> list[str]:
+    """What was proved on the CPU's kernels alone."""
+    return ["cuda: built, not run here"] if target.provider == "cuda" else []
+
+
+def _cut_short(model: Compiled, runtime: folder.Runtime | None) -> list[str]:
+    """A context that onnxruntime-genai, which goes on with its cache, is not told."""
+    context, least = model.spec.top.context, folder.genai_context(model)
+    if runtime is None or least == context:
+        return []
+    return [f"genai: context_length is {least} of {context}, for beyond it rope turns what the cache holds otherwise"]
+
+
+def _left_unfused(model: Compiled, target: Target) -> list[str]:
+    """Each reason for which an op is not fused, and how often it holds."""
+    counts = Counter(left.reason for left in model.unfused(target))
+    return [f"left unfused, {count} times: {reason}" for reason, count in counts.items()]
+
+
+def _planned(model: Compiled, weights: Path, mode: Mode | None, target: Target, adapters: Sequence[Path | str]) -> Plan:
+    top, opened = model.spec.top, [open_adapter(Path(folder_)) for folder_ in adapters]
+    return plan(model.function, open_checkpoint(weights), top.checkpoint, mode, target.dtype, top.context, opened)
+
+
+@packages()
+def verify(
+    path: Path | str, assignments: Sequence[str] = (), *, deep: bool = False, progress: Progress = silent
+) -> folder.Checked:
+    """The golden matrix of a spec's twin, or of the files in a build's folder; `deep` reads its linked tensors too.
+
+    `progress` is called as in `build`.
+    """
+    if Path(path).is_dir():
+        return folder.check(Path(path), deep, progress)
+    return folder.Checked((), (), prove(twin(compile(path, assignments)), progress=progress))

@@ -1,0 +1,48 @@
+"""What changed between two specs, or since a revision of git."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from blockc.api.models import compile  # noqa: A004
+from blockc.checking import misses
+from blockc.compile import compiled
+from blockc.diff import Diff, Side
+from blockc.diff import diff as _diff
+from blockc.diff.revision import at_revision
+from blockc.errors import UsageError
+from blockc.source import MAX_BYTES, SpecError, inert, parse, read_bytes
+from blockc.spec import from_tree
+from blockc.specfiles import spec_file
+
+
+def diff(old: Path | str, new: Path | str | None = None, *, against: str | None = None) -> Diff:
+    """What changed from one spec to another, by whom it breaks; `text()` of it says so a line each.
+
+    With `against`, such as "git:HEAD", one spec is given, and compared with what its file was at that revision. Raises
+    RevisionError where git has it not.
+    """
+    if (new is None) is (against is None):
+        raise UsageError("expected two specs, or one with against=git:REF")
+    if against is None:
+        assert new is not None
+        return _diff(_side(spec_file(old)), _side(spec_file(new)))
+    file = spec_file(old)
+    return _diff(_past(file, against), _side(file))
+
+
+def _side(path: Path) -> Side:
+    return Side(str(path), read_bytes(path), compile(path))
+
+
+def _past(path: Path, against: str) -> Side:
+    """The file as a revision has it. Its `expect` was compared then."""
+    kind, _, ref = against.partition(":")
+    if kind != "git" or not ref:
+        raise UsageError(f"{inert(against)}: expected git:REF, such as git:HEAD")
+    text = at_revision(path, ref, MAX_BYTES + 1)
+    file = f"{against}:{path}"
+    model = compiled(from_tree(parse(text, file)))
+    if found := misses(model, expectations=False):
+        raise SpecError(found)
+    return Side(file, text, model)

@@ -1,0 +1,53 @@
+"""The one form of a spec's text."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockc.errors import UsageError
+from blockc.fmt import formatted
+from blockc.source import inert, read_bytes
+from blockc.specfiles import named, spec_file, write_whole
+
+
+@dataclass(frozen=True)
+class Formatted:
+    """A file as it was, and in the one form."""
+
+    file: str
+    before: bytes
+    after: bytes
+
+    def __repr__(self) -> str:
+        return f"<Formatted {self.file}: {'changed' if self.changed else 'in its form already'}>"
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+    def diff(self) -> list[str]:
+        """What changes, as lines of a unified diff without their ends."""
+        before, after = (text.decode("utf-8-sig").splitlines(keepends=True) for text in (self.before, self.after))
+        lines = difflib.unified_diff(before, after, self.file, f"{self.file} (formatted)")
+        return [line.rstrip("\r\n") for line in lines]
+
+
+def format_text(text: str, file: str = "<text>") -> str:
+    """A spec's text in the one form: keys in order, numbers at their shortest. Raises SpecError, naming `file`."""
+    return formatted(text.encode(), file).decode()
+
+
+def fmt(path: Path | str, *, write: bool = True) -> Formatted:
+    """The spec file in the one form, written where it was unless `write` is False. Values and comments stay."""
+    file = spec_file(path)
+    if write and named(str(path)) is not None:
+        raise UsageError(f"{inert(str(path))}: comes with blockc, and is not written over: give write=False")
+    old = read_bytes(file)
+    made = Formatted(str(file), old, formatted(old, str(file)))
+    if write and made.changed:
+        if file.is_symlink():
+            raise UsageError(f"{inert(str(file))}: is a link; format the file that it leads to")
+        write_whole(file, made.after.decode(), file.stat().st_mode & 0o7777)
+    return made

@@ -1,0 +1,65 @@
+"""What comes with blockc, by name, and which spec files lie at a path."""
+
+from __future__ import annotations
+
+import builtins
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from blockc.distribution import layout_names, model_types, specs
+from blockc.source import plain, read
+from blockc.specfiles import files_at
+
+FORMAT = 1  # of the JSON
+
+
+def bundled() -> dict[str, Path]:
+    """The specs that come with blockc, by name."""
+    return specs()
+
+
+def spec_files(*paths: Path | str) -> builtins.list[Path]:
+    """The spec files that these mean, each once: files, folders of specs, globs, and names of specs."""
+    return [*dict.fromkeys(Path(file) for path in paths for file in files_at(str(path)))]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A spec and its figures."""
+
+    name: str
+    parameters: int
+    width: int
+    depth: int
+    context: int
+
+    def __repr__(self) -> str:
+        return f"<Listed {self.name}: {self.depth} layers, {self.width} wide, {self.parameters:,} parameters>"
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The specs, the layouts that `checkpoint` can name, and the model types whose config.json is imported."""
+
+    specs: tuple[Listed, ...]
+    layouts: tuple[str, ...]
+    model_types: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        count = f"{len(self.specs)} specs, {len(self.layouts)} layouts, {len(self.model_types)} model types"
+        return f"<Catalogue: {count}>"
+
+    def data(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+
+def list() -> Catalogue:  # noqa: A001
+    """The specs that come with blockc, with their figures, and the layouts and model types that it knows."""
+    return Catalogue(tuple(_row(name, path) for name, path in specs().items()), layout_names(), model_types())
+
+
+def _row(name: str, path: Path) -> Listed:
+    """The count is that of `expect`, which every spec that comes with blockc has, and is tested for."""
+    keys: Any = plain(read(path))
+    return Listed(name, keys["expect"]["parameters"], keys["width"], keys["depth"], keys["context"])

@@ -1,0 +1,150 @@
+"""A spec, or what is imported as one, to a model; and what the model is: its figures, drawn, its twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from blockc.checking import misses
+from blockc.checkpoint import open_checkpoint
+from blockc.compile import Compiled, compiled, compiled_tree
+from blockc.importing import config_file, read_config
+from blockc.importtext import spec_text
+from blockc.report import Report, report
+from blockc.report.sizes import byte_size
+from blockc.shrink import shrink
+from blockc.source import Finding, Mapping, SpecError, inert, override, read
+from blockc.spec import from_tree
+from blockc.specfiles import NoSpecError, model_file
+from blockc.weights import CheckpointError, group_sizes, layout, matched, misfit, rules
+
+
+def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # noqa: A001
+    """The spec at `path`, with `key.path=value` assignments laid over it, as a verified graph.
+
+    The name of a spec that comes with blockc does too. A config.json, or a folder with one, is imported.
+    Raises SpecError also where a figure of `expect` or the checkpoint's layout does not hold. `expect` speaks of the
+    spec as it is written, so with assignments it is not compared.
+    """
+    tree, warnings = _tree(model_file(path))
+    for assignment in assignments:
+        tree = override(tree, assignment)
+    model = replace(compiled_tree(tree), warnings=warnings)
+    if found := misses(model, expectations=not assignments):
+        raise SpecError(found)
+    return model
+
+
+def _tree(path: Path) -> tuple[Mapping, tuple[Finding, ...]]:
+    """(The spec; the warnings of its import, where it is one.)"""
+    config = config_file(path)
+    if config is None:
+        return read(path), ()
+    imported = read_config(config)
+    return imported.tree, imported.warnings
+
+
+@dataclass(frozen=True)
+class ImportedSpec:
+    """The text of an imported spec; the warnings are of keys that are taken otherwise than they say."""
+
+    text: str
+    warnings: tuple[Finding, ...]
+
+    def __repr__(self) -> str:
+        return f"<ImportedSpec of {self.text.count(chr(10))} lines, {len(self.warnings)} warnings>"
+
+
+def import_spec(path: Path | str) -> str:
+    """The text of a spec for a config.json, or for the folder of a checkpoint, as a person would write it.
+
+    Raises SpecError naming every key and value of config.json that is not understood, by line and column. What the
+    folder's weights are named and shaped is compared with the spec; CheckpointError names all that does not fit.
+    """
+    return imported_spec(path).text
+
+
+def imported_spec(path: Path | str) -> ImportedSpec:
+    """The same, with what is to be known of it."""
+    file = _config(Path(path))
+    imported = read_config(file)
+    model = compiled(from_tree(imported.tree))
+    if found := misses(model):
+        raise SpecError(found)
+    weighed = Path(path).is_dir() and any(file.parent.glob("*.safetensors"))
+    if weighed:
+        _fits(model, file.parent)
+    return ImportedSpec(spec_text(imported, model, weighed), imported.warnings)
+
+
+def _config(path: Path) -> Path:
+    if not path.exists():
+        raise NoSpecError(f"{inert(str(path))}: no such file or folder")
+    if (file := config_file(path)) is None:
+        raise NoSpecError(f"{inert(str(path))}: no config.json, nor a folder with one")
+    return file
+
+
+def _fits(model: Compiled, folder: Path) -> None:
+    """Raises CheckpointError where the headers of a folder's weights are not those of the model; no tensor is read."""
+    if model.spec.top.checkpoint is None:
+        raise CheckpointError(
+            f"{folder}: no layout reads how such a model's tensors lie in files: import config.json alone"
+        )
+    held = open_checkpoint(folder)
+    says = held.unlike(model.function, model.spec.top.context)
+    named = layout(model.spec.top.checkpoint or "")
+    match = matched(rules(named, model.function, group_sizes(model.function)), held.tensors)
+    if faults := [*says, *match.faults]:
+        raise misfit(faults)
+
+
+def figures(
+    model: Compiled,
+    *,
+    context: int | None = None,
+    batch: int = 1,
+    dtype: str = "bf16",
+    device_memory: int | str | None = None,
+) -> Report:
+    """Parameters, FLOPs, cache and memory at a context (of the spec by default), a batch and a dtype.
+
+    `device_memory` is bytes, or a size such as "80GB". Raises UsageError for a size or a dtype that is none.
+    """
+    memory = byte_size(device_memory) if isinstance(device_memory, str) else device_memory
+    return report(
+        model.spec,
+        model.decoder,
+        model.function,
+        context=context,
+        batch=batch,
+        dtype=dtype,
+        device_memory=memory,
+    )
+
+
+def show(model: Compiled, figured: Report | None = None) -> str:
+    """The block drawn in text, the table of its matrices, and its figures."""
+    from blockc.show import text
+
+    return text(model.spec, model.decoder, figured or figures(model))
+
+
+def expanded(model: Compiled) -> str:
+    """The block algebra that the spec's words stand for, as text."""
+    from blockc.show import expanded as text
+
+    return text(model.decoder)
+
+
+def table(figured: Sequence[Report]) -> str:
+    """Models as a row each."""
+    from blockc.show import rows
+
+    return rows(figured)
+
+
+def twin(model: Compiled) -> Compiled:
+    """The model small enough to run: its tiny twin, or itself where it is one."""
+    return compiled(shrink(model.spec))

@@ -1,0 +1,102 @@
+"""Builds with weights that run: the text that they write, how fast they are; and whether this machine can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blockc.distribution import packages
+from blockc.errors import UsageError
+from blockc.target import Provider
+
+if TYPE_CHECKING:
+    from blockc.bench.measure import Bench
+    from blockc.doctor import Health
+
+
+@packages("run")
+def run(
+    folder: Path | str,
+    prompts: Sequence[str],
+    *,
+    tokens: int = 128,
+    provider: Provider = "cpu",
+    threads: int | None = None,
+    temperature: float = 0.0,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    seed: int | None = None,
+    chat: bool = False,
+    system: str | None = None,
+    prepack: bool = False,
+    capture: bool = False,
+) -> list[str]:
+    """What the build writes behind each prompt: at most so many tokens, fewer where one of them ends the text.
+
+    With a temperature above 0 tokens are drawn, else each is the likeliest. With `chat` a prompt is said to an
+    assistant, by the checkpoint's template, who was told `system` before. `capture` runs decode steps as a CUDA graph.
+    Raises SessionError where the folder cannot be run. `blockc.runtime.Session` gives token by token.
+    """
+    from blockc.runtime import Session
+    from blockc.runtime.chat import prompt_ids
+    from blockc.runtime.sampling import chosen
+    from blockc.runtime.stream import Stream
+    from blockc.runtime.text import Tokenizer
+
+    if isinstance(prompts, str):
+        raise UsageError("prompts is one text: give a list of them")
+    if tokens < 1:
+        raise UsageError(f"tokens {tokens}: expected 1 or more")
+    if system is not None and not chat:
+        raise UsageError("system is told to an assistant: give chat=True too")
+    choose = chosen(temperature, top_k, top_p, seed)
+    session = Session(folder, provider, threads, prepack, capture)
+    tokenizer = Tokenizer(Path(folder), session.model.vocab)
+    read = [prompt_ids(Path(folder), tokenizer, text, chat, system) for text in prompts]
+    streams = [Stream(tokenizer, ids) for ids in read]
+    texts = [""] * len(read)
+    for step in session.generate(read, tokens, tokenizer.stop, choose) if read else ():
+        for i, token in enumerate(step):
+            if token is not None and token not in tokenizer.stop:
+                texts[i] += streams[i].push(token)
+    return [text + stream.rest() for text, stream in zip(texts, streams, strict=True)]
+
+
+def _quiet(_: str) -> None:
+    """Says nothing."""
+
+
+@packages("cpu")
+def bench(
+    folder: Path | str,
+    against: Sequence[Path | str] = (),
+    *,
+    prefill: Sequence[int] = (128, 512),
+    decode: Sequence[int] = (128, 1024),
+    threads: int | None = None,
+    turns: int = 5,
+    provider: Provider = "cpu",
+    said: Callable[[str], None] = _quiet,
+) -> Bench:
+    """Prefill and decode of builds, measured by turns, each in a process of its own, beside the machine's floor.
+
+    `said` is called with a line for each step. `text()` and `data()` of the answer are what the command prints.
+    Raises SessionError and WorkerError.
+    """
+    from blockc.bench.measure import Measure, entries, measured
+
+    measures = [*(Measure("prefill", n) for n in prefill), *(Measure("decode", n) for n in decode)]
+    if not measures:
+        raise UsageError("nothing to measure: give lengths of prefill or decode")
+    if bad := [n for n in (turns, *prefill, *decode, *([] if threads is None else [threads])) if n < 1]:
+        raise UsageError(f"{bad[0]}: expected numbers of tokens, turns and threads, 1 or more")
+    found = entries(Path(folder), [Path(other) for other in against])
+    return measured(found, measures, provider=provider, threads=threads, turns=turns, said=said)
+
+
+def doctor(folder: Path | str = ".") -> Health:
+    """What this interpreter has of what blockc uses, whether it works, and the fix; hard links in the folder."""
+    from blockc.doctor import examined
+
+    return examined(Path(folder))

@@ -1,0 +1,69 @@
+"""The residual stream of a model, addition by addition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockc import interp
+from blockc.compile import Compiled
+from blockc.errors import UsageError
+from blockc.ir import Function, Value, called, is_call
+from blockc.ops import Add, Array
+from blockc.weights import random_parameters
+
+
+@dataclass(frozen=True)
+class Step:
+    """The stream (S, width) after one addition."""
+
+    name: str
+    stream: Array
+
+    def __repr__(self) -> str:
+        tokens, width = self.stream.shape
+        return f"<Step {self.name}: {tokens} tokens, {width} wide, rms of the last {self.rms[-1]:.4f}>"
+
+    @property
+    def rms(self) -> Array:
+        """sqrt(mean(x^2)) of each token"""
+        return np.sqrt(np.mean(self.stream**2, axis=-1))
+
+
+def trace(model: Compiled, tokens: Sequence[int], seed: int = 0) -> list[Step]:
+    """The stream before the first layer and after each addition, in float64, with random parameters of the seed.
+
+    Raises UsageError for a token outside the vocabulary.
+    """
+    if not tokens:
+        raise UsageError("no tokens: the stream of at least one can be traced")
+    if bad := [t for t in tokens if not 0 <= t < model.spec.top.vocab]:
+        raise UsageError(f"token {bad[0]} is outside the vocabulary of {model.spec.top.vocab}")
+    ids = np.array([tokens], np.int64)
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(len(tokens))[None]}
+    wanted = list(_additions(model.function))
+    seen: dict[str, Array] = {}
+    interp.run(model.function, inputs, random_parameters(model.function, seed), seen.__setitem__)
+    return [Step(name, seen[name][0]) for name in wanted]
+
+
+def _additions(root: Function) -> Iterator[str]:
+    """The value that enters the first layer, then every sum that a block hands on."""
+    layers = [n for n in root.nodes if is_call(n)]
+    if layers:
+        yield layers[0].inputs[0].name
+    for layer in layers:
+        function = called(layer)
+        inner = {v.node for n in function.nodes if isinstance(n.op, Add) for v in n.inputs if _only_summed(function, v)}
+        for n in function.nodes:
+            if isinstance(n.op, Add) and n not in inner:
+                yield f"{layer.name}.{n.name}"
+
+
+def _only_summed(function: Function, value: Value) -> bool:
+    """A sum of branches on its way into the residual: no stream yet."""
+    users = [n for n in function.nodes if value in n.inputs]
+    ends = [v for _, v in function.outputs]
+    return isinstance(value.node.op, Add) and len(users) == 1 and value not in ends

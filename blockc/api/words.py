@@ -1,0 +1,35 @@
+"""The codes of findings and the keys of the language, explained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blockc.diagnostics import CODES
+from blockc.diagnostics.pages import entry, listed
+from blockc.errors import UsageError
+from blockc.source import inert, suggest
+
+
+def explain(code: str | None = None) -> str:
+    """What the code of a finding means, with an example on either side of it; without one, the list of all codes."""
+    if code is None:
+        return listed()
+    name = code.upper()
+    if name not in CODES:
+        near = _near(name)
+        raise UsageError(f"{inert(code)} is no code" + (f"; did you mean {near}?" if near else ""))
+    return entry(CODES[name])
+
+
+def _near(name: str) -> str | None:
+    """The code of the same digits, as in BLC12 or 012, or the one that looks most like it."""
+    digits = name.removeprefix("BLC")
+    same = f"BLC{digits:0>3}"
+    return same if digits.isdecimal() and same in CODES else suggest(name, CODES)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of the spec language."""
+    from blockc.spec.schema import schema
+
+    return schema()
