@@ -375,6 +375,19 @@ def test_run_without_weights_a_tokenizer_or_a_package(
         assert f"the package {package} is missing: `pip install '.[run]'` in a clone of blockc" in said
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_k": 5, "seed": 3}, {"chat": True}])
+def test_the_api_writes_what_the_command_prints(
+    options: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"--{key.replace('_', '-')}{'' if value is True else f'={value}'}" for key, value in options.items()]
+    said = [guarded(lambda text=text: app(["run", str(folder), "--prompt", text, "--tokens", "9", *words],
+                                          standalone_mode=False)) for text in (PROMPT, SECOND)]  # fmt: skip
+    assert said == [0, 0]
+    (first, *_), second = capsys.readouterr().out.split("\n"), api.run(folder, [SECOND], tokens=9, **options)
+    assert api.run(folder, [PROMPT], tokens=9, **options) == [first]
+    assert len(second) == 1 and second[0]
+
+
 def test_an_interrupt_ends_a_run_at_once(folder: Path) -> None:
     """What came until then has been printed. Each step is made to take long enough to be met."""
     script = (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blockc.api.listing import Catalogue, Listed, bundled, list, spec_files  # noqa: A004
     from blockc.api.models import (
         ImportedSpec,
-        compile,
+        compile,  # noqa: A004
         expanded,
         figures,
         import_spec,
@@ -75,7 +75,7 @@ _MODULES = {
         "show",
         "table",
         "twin",
-    ),  # fmt: skip
+    ),
     "blockc.api.running": ("bench", "doctor", "run"),
     "blockc.api.tracing": ("Step", "trace"),
     "blockc.api.words": ("explain", "schema"),
