@@ -16,6 +16,7 @@ from blockc.errors import UsageError
 from blockc.source import inert, suggest
 
 SUFFIXES = (".yaml", ".yml")
+LONGEST = 4096  # characters of a path in a message; cut, it would be another file
 
 
 class NoSpecError(UsageError):
@@ -44,7 +45,7 @@ def spec_file(path: Path | str) -> Path:
     if (found := named(str(path))) is not None:
         return found
     if path.is_dir():
-        raise NoSpecError(f"{inert(str(path))}: is a folder, and one spec is wanted")
+        raise NoSpecError(f"{inert(str(path), LONGEST)}: is a folder, and one spec is wanted")
     if not path.exists():
         raise NoSpecError(no_such(str(path)))
     return path
@@ -67,7 +68,9 @@ def no_such(word: str) -> str:
         more = ""
     else:
         near, more = suggest(name, specs()), "; `blockc list` names the specs that come with blockc"
-    return f"{inert(word)}: no such file or folder" + (f"; did you mean {inert(near)}?" if near else more)
+    return f"{inert(word, LONGEST)}: no such file or folder" + (
+        f"; did you mean {inert(near, LONGEST)}?" if near else more
+    )
 
 
 def _beside(folder: str) -> Iterable[str]:

@@ -81,7 +81,7 @@ def build(
     given, no file is touched whose name no build writes.
     """
     if weights is None:
-        _refuse_idle({"mode": mode is not None, "runtime": runtime is not None, "deep": deep, "adapters": adapters})
+        _refuse_idle({"mode": mode is not None, "deep": deep, "adapters": adapters})
     if require_proof and not proof:
         raise UsageError("proof=False and require_proof=True say opposite things")
     if out is not None and not str(out):

@@ -9,6 +9,8 @@ from blockc.diagnostics.pages import entry, listed
 from blockc.errors import UsageError
 from blockc.source import inert, suggest
 
+LONGEST = 1000  # characters of what was asked for, in a message
+
 
 def explain(code: str | None = None) -> str:
     """What the code of a finding means, with an example on either side of it; without one, the list of all codes."""
@@ -17,7 +19,7 @@ def explain(code: str | None = None) -> str:
     name = code.upper()
     if name not in CODES:
         near = _near(name)
-        raise UsageError(f"{inert(code)} is no code" + (f"; did you mean {near}?" if near else ""))
+        raise UsageError(f"{inert(code, LONGEST)} is no code" + (f"; did you mean {near}?" if near else ""))
     return entry(CODES[name])
 
 
