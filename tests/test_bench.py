@@ -22,8 +22,8 @@ from blockc.bench import candidate, machine, tables
 from blockc.bench.floors import Work
 from blockc.bench.measure import Bench, Candidate, Entry, Measure, Speed, entries, faster, floor
 from blockc.bench.opening import disk_of, opened, weights_of
-from blockc.bench.protocol import WorkerError, drawn, memory
-from blockc.bench.turns import Worker, by_turns, cores, order, python, started
+from blockc.bench.protocol import UnableError, drawn, memory
+from blockc.bench.turns import Worker, WorkerError, by_turns, cores, order, python, started
 from blockc.cli import app, guarded
 from blockc.compile import Compiled, compiled
 from blockc.runtime import Session, SessionError
@@ -346,7 +346,7 @@ def test_the_machine_says_how_it_was_measured(monkeypatch: pytest.MonkeyPatch) -
     best = one.product(4, [(8, 16), (16, 8)], 1)
     assert best["flops_s"] > 0 and best["by"] in ("onnxruntime", "NumPy") and best["shape"] in ([8, 16], [16, 8])
     monkeypatch.setattr(machine, "_LARGEST", 100)
-    with pytest.raises(WorkerError, match="no matrix is small enough"):
+    with pytest.raises(UnableError, match="no matrix is small enough"):
         one.product(4, [(8, 16)], 1)
     assert os.sched_getaffinity(0) == on
 
@@ -484,7 +484,7 @@ def test_requests_that_do_not_fit_are_refused_before_anything_is_measured(
         (("--decode", "0"), 2, "--decode 0: expected numbers of tokens"),
         (("--prefill", "", "--decode", ""), 2, "nothing to measure: give --prefill or --decode"),
         (("--plot", tmp_path / "x.jpg"), 2, "expected a name that ends in .svg or .png"),
-        (("-o", tmp_path / "no" / "x.json"), 2, "no: no such folder"),
+        (("-o", tmp_path / "no" / "x.json"), 2, "cannot be written, since there is no folder"),
         (("--against", build), 1, f"{build}: is given twice"),
         (("--threads", "999"), 1, "999 threads, and this process may use"),
         (("--prefill", "", "--decode", "120"), 1, "portable: 153 tokens are wanted, and its context is 128"),

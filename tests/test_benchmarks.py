@@ -19,8 +19,7 @@ from benchmarks.peers.exporting import nodes, size
 from benchmarks.peers.measuring import Times, figures, spread
 from blockc import api
 from blockc.bench import protocol
-from blockc.bench.protocol import WorkerError
-from blockc.bench.turns import Worker
+from blockc.bench.turns import Worker, WorkerError
 from tests.checkpoints import ROOT, rules_of
 
 # Of each environment, what a worker or an export may import beside the standard library: what its requirements bring.

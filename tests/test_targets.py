@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -140,7 +141,7 @@ def test_the_proof_sees_other_logits_than_the_highest(wrong: str, monkeypatch: p
 def test_a_build_is_proved_in_the_form_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies in a folder is run as it lies there, whatever its target: that it gives other logits is seen."""
 
-    def own(model: Compiled, path: Path, given: tuple[Target, bytes], targets: tuple[Target, ...]) -> Proof:
+    def own(model: Compiled, path: Path, given: tuple[Target, bytes], targets: tuple[Target, ...], *_: Any) -> Proof:
         assert targets == targets_of(given[0])
         return prove(model, path, given, targets[-1:])
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from benchmarks.peers.candidates import Candidate, Case
 from blockc.bench.floors import Work
-from blockc.bench.protocol import WorkerError
-from blockc.bench.turns import Worker, order, python
+from blockc.bench.turns import Worker, WorkerError, order, python
 
 STEPS = 8  # of one token, in a turn
 PROMPT, GREEDY = 32, 24  # tokens from which, and how many likeliest ones, candidates are compared

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from blockc.api.tracing import Step, trace
     from blockc.api.words import explain, schema
     from blockc.bench.measure import Bench
-    from blockc.bench.protocol import WorkerError
+    from blockc.bench.turns import WorkerError
     from blockc.checking import check_text
     from blockc.checkpoint import has_weights
     from blockc.compile import Compiled
@@ -80,7 +80,7 @@ _MODULES = {
     "blockc.api.tracing": ("Step", "trace"),
     "blockc.api.words": ("explain", "schema"),
     "blockc.bench.measure": ("Bench",),
-    "blockc.bench.protocol": ("WorkerError",),
+    "blockc.bench.turns": ("WorkerError",),
     "blockc.checking": ("check_text",),
     "blockc.checkpoint": ("has_weights",),
     "blockc.compile": ("Compiled",),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blockc.bench.opening import opened, weights_of
-from blockc.bench.protocol import WorkerError, drawn, memory, serve
+from blockc.bench.protocol import UnableError, drawn, memory, serve
 from blockc.runtime import ProviderError, Session, SessionError
 from blockc.target import Provider
 
@@ -26,7 +26,7 @@ class Candidate:
     @property
     def session(self) -> Session:
         if self.loaded is None:
-            raise WorkerError("nothing is loaded")
+            raise UnableError("nothing is loaded")
         return self.loaded
 
     def load(self, threads: int) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def handled(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, An
         try:
             return method(**request)
         except SessionError as error:
-            raise WorkerError(str(error), isinstance(error, ProviderError)) from None
+            raise UnableError(str(error), isinstance(error, ProviderError)) from None
 
     return answer
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from blockc.bench.protocol import WorkerError, memory, serve
+from blockc.bench.protocol import UnableError, memory, serve
 from blockc.ops import Array
 
 _KERNELS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # which ones, where that is not left to OpenBLAS
@@ -127,7 +127,7 @@ class Machine:
                 if rate > best["flops_s"]:
                     best = {"flops_s": rate, "by": by, "shape": [k, m]}
         if not best["flops_s"]:
-            raise WorkerError("no matrix is small enough to be multiplied with here")
+            raise UnableError("no matrix is small enough to be multiplied with here")
         return best
 
     def _ways(self, rows: int, k: int, m: int) -> dict[str, Callable[[], float]]:

@@ -12,8 +12,7 @@ import numpy as np
 
 from blockc.bench.floors import Work
 from blockc.bench.opening import disk_of, is_build, is_shared
-from blockc.bench.protocol import WorkerError
-from blockc.bench.turns import Worker, by_turns, cores, python, started
+from blockc.bench.turns import Worker, WorkerError, by_turns, cores, python, started
 from blockc.compile import compiled
 from blockc.runtime import SessionError
 from blockc.runtime.opening import manifest_of

@@ -21,14 +21,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from blockc.distribution import missing
-from blockc.errors import BlockcError
-
 Handler = Callable[..., dict[str, Any]]
 
 
-class WorkerError(BlockcError):
-    """What a worker answers instead of figures; `environment`: the machine lacks something."""
+class UnableError(Exception):
+    """What a worker answers instead of figures; `environment`: the machine lacks something.
+
+    A worker runs where its peer is installed, and blockc need not be: this file imports nothing of it.
+    """
 
     def __init__(self, message: str, environment: bool = False) -> None:
         super().__init__(message)
@@ -53,10 +53,10 @@ def _answer(handlers: Mapping[str, Handler], do: str, request: Mapping[str, Any]
         return {"error": f"no request is called {do}"}
     try:
         return handlers[do](**request)
-    except WorkerError as error:
+    except UnableError as error:
         return {"error": str(error), "environment": error.environment}
     except ModuleNotFoundError as error:
-        return {"error": missing(error.name, "cpu"), "environment": True}
+        return {"error": f"the package {error.name} is missing", "missing": error.name, "environment": True}
     except Exception as error:  # a worker that goes on can say what happened
         said = str(error).splitlines() or [""]
         return {"error": f"{type(error).__name__}: {said[0][:300]}"}

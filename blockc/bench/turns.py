@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from blockc.bench.protocol import WorkerError
+from blockc.distribution import missing
+from blockc.errors import BlockcError
 
 T = TypeVar("T")
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -27,6 +28,14 @@ def cores(most: int | None = None) -> list[int]:
         path = Path(_SIBLINGS.format(core))
         found.setdefault(path.read_text() if path.is_file() else str(core), core)
     return list(found.values())[:most]
+
+
+class WorkerError(BlockcError):
+    """A worker that ended, or that answered why it has no figures; `environment`: the machine lacks something."""
+
+    def __init__(self, message: str, environment: bool = False) -> None:
+        super().__init__(message)
+        self.environment = environment
 
 
 class Worker:
@@ -62,7 +71,8 @@ class Worker:
         except (ValueError, TypeError):
             raise WorkerError(f"{self.name}: answered {line[:80]!r}, which is no JSON object") from None
         if "error" in answer:
-            raise WorkerError(f"{self.name}: {answer['error']}", bool(answer.get("environment")))
+            why = missing(str(answer["missing"]), "cpu") if "missing" in answer else answer["error"]
+            raise WorkerError(f"{self.name}: {why}", bool(answer.get("environment")))
         return answer
 
     def _last_words(self) -> str:

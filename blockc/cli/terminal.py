@@ -9,12 +9,9 @@ import os
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from blockc.errors import listed
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 LONGEST = 2000  # characters of a line of a message
 MOST = 60  # lines of a message
@@ -52,8 +49,13 @@ def emit(text: str) -> None:
     if buffer is None or sys.stdout.isatty():
         sys.stdout.write(text)
         return
-    buffer.write(text.encode("utf-8", "backslashreplace"))
-    buffer.flush()
+    try:
+        buffer.write(text.encode("utf-8", "backslashreplace"))
+        buffer.flush()
+    except OSError as error:
+        if not isinstance(sys.stdout, _Stream):
+            raise
+        sys.stdout.lost(error)
 
 
 def drawn(text: str) -> str:
@@ -68,21 +70,41 @@ def is_dumb() -> bool:
 # The streams
 
 
-class _Stream(io.FileIO):
-    """A descriptor whose reader may go. What is still said then goes nowhere, and the command to its verdict."""
+class _Stream(io.TextIOWrapper):
+    """A text stream whose reader may go. What is still said then goes nowhere, and the command to its verdict.
+
+    Text and bytes are written by Python's own streams alone: an interrupt between a write and what is remembered of it
+    would have the same text written twice.
+    """
 
     gone = False
 
-    def write(self, b: ReadableBuffer, /) -> int | None:
-        if self.gone:
-            return memoryview(b).nbytes
+    def write(self, s: str, /) -> int:
         try:
-            return super().write(b)
+            return super().write(s)
         except OSError as error:
-            if error.errno not in _GONE:
-                raise
+            self.lost(error)
+            return len(s)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self.lost(error)
+
+    def lost(self, error: OSError) -> None:
+        """Raises the error again where it is not that nobody reads."""
+        if error.errno not in _GONE:
+            raise error
+        self.drop()
+
+    def drop(self) -> None:
+        """From here on nothing reaches the descriptor, what is still in the buffer included."""
+        if not self.gone:
             self.gone = True
-            return memoryview(b).nbytes
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
 
 
 def prepare() -> None:
@@ -104,9 +126,8 @@ def _prepared(stream: TextIO | None, descriptor: int) -> TextIO:
         stream.reconfigure(errors=ERRORS)
         return stream
     stream.flush()
-    buffer = io.BufferedWriter(_Stream(descriptor, "w", closefd=False))
-    return io.TextIOWrapper(
-        buffer,
+    return _Stream(
+        io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False)),
         encoding=stream.encoding,
         errors=ERRORS,
         line_buffering=stream.line_buffering,
@@ -124,7 +145,7 @@ def _plainer(error: UnicodeError) -> tuple[str, int]:
 
 def reader_gone() -> bool:
     """Whether nobody reads standard output any more, so that what only fills it may end."""
-    return getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "gone", False)
+    return isinstance(sys.stdout, _Stream) and sys.stdout.gone
 
 
 def flush() -> None:
@@ -132,9 +153,8 @@ def flush() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-        if isinstance(raw, _Stream):
-            raw.gone = True
+        if isinstance(sys.stdout, _Stream):
+            sys.stdout.drop()
         raise
 
 

@@ -75,5 +75,5 @@ def test_blocks_of_gguf_that_nobody_can_read_are_named(tmp_path: Path) -> None:
 
 def test_a_tensor_of_gguf_without_numbers_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "model.gguf", np.zeros((0, 32), np.float32), KIND.F32)
-    with pytest.raises(CheckpointError, match=r"a is \(0, 32\)"):
+    with pytest.raises(CheckpointError, match=r"tensors without elements.*\n  empty: a"):
         open_checkpoint(path)

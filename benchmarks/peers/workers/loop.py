@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from protocol import WorkerError, drawn, memory, serve
+from protocol import UnableError, drawn, memory, serve
 
 
 class Model(Protocol):
@@ -32,7 +32,7 @@ class Loop:
     @property
     def model(self) -> Model:
         if not self.held:
-            raise WorkerError("nothing is loaded")
+            raise UnableError("nothing is loaded")
         return self.held[0]
 
     def load(self, threads: int) -> dict[str, Any]:
