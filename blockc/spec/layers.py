@@ -30,7 +30,7 @@ Path = tuple[str, ...]
 LISTS = ("first", "pattern", "last")
 _NORM: Path = ("type", "eps", "offset")
 # By part, what the norms inside it take over from the layer's.
-_TAKEN: dict[str, dict[str, Path]] = {
+TAKEN: dict[str, dict[str, Path]] = {
     "attention": {"qk_norm": _NORM, "v_norm": ("type", "eps"), "sub_norm": _NORM},
     "mlp": {"sub_norm": _NORM},
 }
@@ -256,11 +256,11 @@ def with_norm(tree: Mapping) -> Mapping:
     norm = tree.entries["norm"].value if "norm" in tree.entries else None
     if not isinstance(norm, Mapping):
         return tree
-    parts = {key: entry for key in _TAKEN if (entry := tree.entries.get(key))}
+    parts = {key: entry for key in TAKEN if (entry := tree.entries.get(key))}
     made = {
         key: Entry(entry.key, Mapping(said, entry.value.place))
         for key, entry in parts.items()
-        if isinstance(entry.value, Mapping) and (said := _norms_inside(entry.value, norm, _TAKEN[key]))
+        if isinstance(entry.value, Mapping) and (said := _norms_inside(entry.value, norm, TAKEN[key]))
     }
     return merge(tree, Mapping(made, tree.place)) if made else tree
 

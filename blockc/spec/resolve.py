@@ -10,6 +10,7 @@ import yaml
 from blockc.parts import PARTS
 from blockc.source import plain
 from blockc.source.text import resolve as scalar
+from blockc.spec.layers import TAKEN
 from blockc.spec.own import key_of, own_part
 from blockc.spec.reading import Layer, Spec, occupants, written
 
@@ -79,6 +80,8 @@ def _layer(layer: Layer, width: int) -> Keys:
         said[key] = written(part.resolved(width))
     if layer.keys.norm is not None and layer.keys.norm.placement is not None:
         said["norm"]["placement"] = layer.keys.norm.placement
+    for key in PARTS:
+        said |= {key: _with_norms(key, said[key], said)} if key in said else {}
     unread = PARTS.keys() - read | {"parts"}
     # The norm may stand at the top all the same, for the final norm.
     inherited = {key: value for key, value in said.items() if key in read or key == "norm"}
@@ -90,7 +93,16 @@ def _own(layer: Layer, label: str, width: int, inherited: Keys) -> Keys:
     """A part in full, with `none` for what it would inherit from the layer's own key and has not."""
     own = own_part(layer, label)
     fields, below = type(own.part).model_fields, inherited.get(own.key, {})
-    return {own.key: _filled({k: v for k, v in below.items() if k in fields}, written(own.part.resolved(width)))}
+    said = _with_norms(own.key, written(own.part.resolved(width)), inherited)
+    return {own.key: _filled({k: v for k, v in below.items() if k in fields}, said)}
+
+
+def _with_norms(key: str, part: Keys, layer: Keys) -> Keys:
+    """A part whose norms say `none` for what they would take over from the layer's norm and have not."""
+    norm = layer.get("norm", {})
+    inside = {name: words for name, words in TAKEN.get(key, {}).items() if isinstance(part.get(name), dict)}
+    filled = {name: _filled({k: norm[k] for k in words if k in norm}, part[name]) for name, words in inside.items()}
+    return part | filled
 
 
 def _filled(below: Keys, said: Keys) -> Keys:
