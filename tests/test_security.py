@@ -43,6 +43,8 @@ OF_ITS_OWN = {"bench/machine.py": ["ctypes"]}  # the loop that reads memory, whi
 
 def breaches(tree: ast.AST) -> Iterator[str]:
     own = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    ours = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and str(n.module).startswith("blockc."))
+    own |= {a.asname or a.name for n in ours for a in n.names}
     for n in ast.walk(tree):
         match n:
             case ast.Call(func=ast.Name(id=name)) if name in BUILTINS - own:
