@@ -22,11 +22,12 @@ import numpy as np
 import onnxruntime
 
 from blockc import api
-from blockc.compile import Compiled
+from blockc.graph.target import Target
+from blockc.layouts import layout
+from blockc.pipeline.compiled import Compiled
 from blockc.runtime import Session
-from blockc.safetensors import write_safetensors
-from blockc.target import Target
-from blockc.weights import group_sizes, layout, pack, random_parameters, rules
+from blockc.weights.rules import group_sizes, pack, random_parameters, rules
+from blockc.weights.safetensors import write_safetensors
 
 PREFILL, DECODE = (128, 512), (128, 1024)
 TURNS, STEPS = 5, 5

@@ -132,7 +132,8 @@ class Genai:
 def checkpoint(compiled: Any, model: Any, folder: Path) -> Path:
     """model.py's weights as a file of their family; for the models that are known whole, a folder of Hugging Face."""
     from benchmarks.peers.checkpoint import LARGE, LLAMA, SMALL
-    from blockc.weights import group_sizes, layout, pack, rules
+    from blockc.layouts import layout
+    from blockc.weights.rules import group_sizes, pack, rules
 
     own = {name: parameter.detach().cpu().numpy() for name, parameter in model.named_parameters()}
     held = pack(rules(layout(compiled.spec.top.checkpoint), compiled.function, group_sizes(compiled.function)), own)
@@ -185,7 +186,7 @@ def genai_folder(weights: Path, out: Path) -> Path:
 
 def built(compiled: Any, weights: Path, out: Path, logits: Any) -> Path:
     from blockc import api
-    from blockc.target import Target
+    from blockc.graph.target import Target
 
     api.build(compiled, out, target=Target("cuda", DTYPE, logits), proof=False, weights=weights, mode="link")
     return out
@@ -230,9 +231,9 @@ def loops(name: str, compiling: bool, provider: str, quick: bool, until: float) 
     import torch
 
     from blockc import api
+    from blockc.graph.target import Target
     from blockc.proof.feeding import by_rows
     from blockc.proof.runners import load_module
-    from blockc.target import Target
 
     compiled = api.compile(api.bundled()[name])
     compiled = api.twin(compiled) if quick else compiled

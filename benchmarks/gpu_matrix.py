@@ -65,7 +65,7 @@ class Strict:
 def matrix(names: list[str], dtypes: list[str], provider: str) -> Iterator[tuple[bool, str]]:
     """(right, a line) for each twin, type and form of the logits."""
     from blockc import api
-    from blockc.target import Target
+    from blockc.graph.target import Target
 
     for name in names:
         twin = api.twin(api.compile(api.bundled()[name]))
@@ -90,7 +90,7 @@ def _compared(twin: Any, target: Any, provider: str) -> tuple[int, float, float]
     from blockc.proof.feeding import by_rows
     from blockc.proof.matrix import filled
     from blockc.proof.runners import Oracle
-    from blockc.weights import random_parameters
+    from blockc.weights.rules import random_parameters
 
     params = {n: torch.from_numpy(a).to(real(target.dtype)) for n, a in random_parameters(twin.function, 1).items()}
     exact = {n: t.double().numpy() for n, t in params.items()}

@@ -77,7 +77,7 @@ class Race:
         """Past and present are one buffer, as long as the sequence: nothing is copied, and every address stays."""
         import torch
 
-        from blockc.target import Target
+        from blockc.graph.target import Target
 
         model = self.compiled.onnx(Target("cuda", self.dtype))
         bound = Bound(opened(model, self.provider, captured=captured))
@@ -150,9 +150,9 @@ def speed(name: str, compiling: bool, provider: str, quick: bool, until: float) 
     import torch
 
     from blockc import api
+    from blockc.graph.target import Target
     from blockc.proof.feeding import by_rows
     from blockc.proof.runners import load_module
-    from blockc.target import Target
 
     compiled = api.compile(api.bundled()[name])
     compiled = api.twin(compiled) if quick else compiled

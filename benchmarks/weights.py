@@ -19,8 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from blockc import api
-from blockc.ops import Array
-from blockc.weights import group_sizes, layout, rules, write_safetensors
+from blockc.ir import Array
+from blockc.layouts import layout
+from blockc.weights.rules import group_sizes, rules
+from blockc.weights.safetensors import write_safetensors
 
 SMALL = "smollm2-135m"
 LARGE = """\

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from blockc import api, interp
-from blockc.compile import Compiled
-from blockc.ops import Array
-from blockc.weights import Rules, group_sizes, layout, pack, random_parameters, rules, unpack
+from blockc import api
+from blockc.graph import interp
+from blockc.ir import Array
+from blockc.layouts import layout
+from blockc.pipeline.compiled import Compiled
+from blockc.weights.rules import Rules, group_sizes, pack, random_parameters, rules, unpack
 
 ROOT = Path(__file__).parent.parent
 TOKENS = 13

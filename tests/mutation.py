@@ -1,4 +1,4 @@
-"""Mutation testing: mutants of blockc/spec, algebra.py and passes, drawn by chance, and the tests that should see them.
+"""Mutation testing: mutants of language/, passes/ and ort/fuse, by chance, and the tests that should see them.
 
     python -m tests.mutation
 
@@ -43,10 +43,10 @@ FUSE = ["test_fuse_attention.py", "test_fuse.py"]
 GRAPHS = ["test_targets.py", "test_cuda.py"]
 # A room: its files, the tests that see most of its mutants within seconds, and the others that speak of it.
 ROOMS: dict[str, tuple[str, list[str], list[str]]] = {
-    "spec": ("spec/*.py", SPEC, WIDE),
-    "algebra": ("algebra.py", ["test_spec_terms.py", "test_spec_layers.py"], [*SPEC[:2], *WIDE]),
+    "spec": ("language/spec/*.py", SPEC, WIDE),
+    "algebra": ("language/algebra.py", ["test_spec_terms.py", "test_spec_layers.py"], [*SPEC[:2], *WIDE]),
     "passes": ("passes/*.py", ["test_passes.py", *FUSE], ["test_ir.py", "test_fuse.py", *GRAPHS]),
-    "fuse": ("passes/fuse/*.py", FUSE, ["test_fuse.py", *GRAPHS]),
+    "fuse": ("ort/fuse/*.py", FUSE, ["test_fuse.py", *GRAPHS]),
 }
 # What the quick tests leave to the wide ones.
 SLOW = ["the_deepest_model", "called_as_a_helper_is", "fused_is_unfused", "full_size", "legal", "as_it_lies_there"]

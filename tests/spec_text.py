@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from blockc.compile import Compiled, compiled
+from blockc.language.spec import Spec, from_tree
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.source import Finding, SpecError, parse
-from blockc.spec import Spec, from_tree
 
 BASE = """\
 blockc: 1

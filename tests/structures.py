@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from blockc.compile import Compiled, compiled
+from blockc.graph.shrink import shrink
+from blockc.graph.target import Target
 from blockc.ir import Function, Node, functions, is_call
-from blockc.shrink import shrink
-from blockc.spec import load
-from blockc.target import Target
+from blockc.language.spec import load
+from blockc.pipeline.compiled import Compiled, compiled
 
 SPECS = {path.stem: path for path in sorted((Path(__file__).parent.parent / "specs").glob("*.yaml"))}
 PROVIDERS = (Target("cpu"), Target("cuda", "fp16"))

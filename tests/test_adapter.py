@@ -12,14 +12,13 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from blockc.adapter import open_adapter
-from blockc.checkpoint import open_checkpoint
-from blockc.compile import Compiled
-from blockc.errors import BlockcError
-from blockc.ops import Array
-from blockc.plan import Plan, plan
-from blockc.safetensors import CheckpointError
-from blockc.weights import unpack
+from blockc.basics.errors import BlockcError, CheckpointError
+from blockc.ir import Array
+from blockc.pipeline.compiled import Compiled
+from blockc.weights.adapter import open_adapter
+from blockc.weights.checkpoint import open_checkpoint
+from blockc.weights.plan import Plan, plan
+from blockc.weights.rules import unpack
 from tests.checkpoints import rules_of
 from tests.reference.models import OUTSIDE, twin
 

@@ -18,10 +18,10 @@ import pytest
 
 import blockc
 from blockc import api
+from blockc.basics.errors import BlockcError
 from blockc.bench.protocol import UnableError
 from blockc.cli import app, guarded
-from blockc.errors import BlockcError
-from blockc.passes.fuse.rewrite import Mismatch
+from blockc.ort.fuse.rewrite import Mismatch
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")

@@ -25,12 +25,12 @@ from blockc.bench.opening import disk_of, opened, weights_of
 from blockc.bench.protocol import UnableError, drawn, memory
 from blockc.bench.turns import Worker, WorkerError, by_turns, cores, order, python, started
 from blockc.cli import app, guarded
-from blockc.compile import Compiled, compiled
+from blockc.graph.target import Target
+from blockc.language.spec import from_tree
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.runtime import Session, SessionError
 from blockc.source import parse
-from blockc.spec import from_tree
-from blockc.target import Target
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 from tests.checkpoints import save, tensors, twin
 
 NAME = "llama3-8b"

@@ -16,20 +16,21 @@ import numpy as np
 import onnx
 import pytest
 
-from blockc import api, interp
-from blockc.compile import Compiled, compiled
-from blockc.folder import FolderError, genai_context
-from blockc.ir import GraphError
+from blockc import api
+from blockc.graph import interp
+from blockc.graph.shrink import LENGTH, shrink
+from blockc.graph.target import Target
+from blockc.ir import Array, GraphError
 from blockc.ir.reach import Constant, Leaks, Length, Places, Tokens
-from blockc.ops import Array, Longest, RotaryTable
+from blockc.ops import Longest, RotaryTable
 from blockc.passes import verify
+from blockc.pipeline.compiled import Compiled, compiled
+from blockc.products.folder import FolderError, genai_context
 from blockc.proof.cases import Case
 from blockc.proof.matrix import TOLERANCE, prove
 from blockc.proof.runners import Onnx, Oracle, Params, Torch
 from blockc.runtime import Session, SessionError
-from blockc.shrink import LENGTH, shrink
-from blockc.target import Target
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 from tests.checkpoints import save, twin
 from tests.cuda_kernels import placed
 from tests.reference.models import OUTSIDE

@@ -25,25 +25,18 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as turned_as_gptj
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from blockc import interp
-from blockc.compile import Compiled, compiled
-from blockc.ir import Node, inline, parameters
-from blockc.ops import Array, Attention, Rotary, RotaryTable, Scale, Visible
+from blockc.graph import interp
+from blockc.ir import Array, Node, inline, parameters
+from blockc.language.spec import from_tree
+from blockc.layouts import layout
+from blockc.ops import Attention, Rotary, RotaryTable, Scale, Visible
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.proof.cases import Case, cases
 from blockc.proof.matrix import Truth, compare
 from blockc.proof.runners import Onnx, Oracle, Runner, Torch
 from blockc.source import SpecError, override, parse
-from blockc.spec import from_tree
-from blockc.weights import (
-    group_sizes,
-    layout,
-    pack,
-    random_parameters,
-    read_safetensors,
-    rules,
-    unpack,
-    write_safetensors,
-)
+from blockc.weights.rules import group_sizes, pack, random_parameters, rules, unpack
+from blockc.weights.safetensors import read_safetensors, write_safetensors
 
 BASE = """\
 blockc: 1

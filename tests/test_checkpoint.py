@@ -16,14 +16,15 @@ import numpy as np
 import onnx
 import pytest
 
-from blockc import api, folder
-from blockc.compile import Compiled
+from blockc import api
+from blockc.basics.errors import CheckpointError
+from blockc.graph.target import Dtype, Target
 from blockc.importing.figures import figures
-from blockc.plan import DATA, Mode
+from blockc.pipeline.compiled import Compiled
+from blockc.products import folder
+from blockc.products.staging import MANIFEST, FolderError
 from blockc.proof import Proof
-from blockc.staging import MANIFEST, FolderError
-from blockc.target import Dtype, Target
-from blockc.weights import CheckpointError
+from blockc.weights.plan import DATA, Mode
 from tests.checkpoints import ROOT, kept, off_by, parameters_in, save, save_empty, save_sharded, tensors, twin
 
 NAMES = ("llama3-8b", "gemma2-9b", "gpt2", "pythia-410m")

@@ -14,19 +14,20 @@ import safetensors.torch
 import torch
 import transformers
 
-from blockc import api, interp
-from blockc.checking import misses
-from blockc.checkpoint import open_checkpoint
-from blockc.compile import Compiled, compiled
+from blockc import api
+from blockc.basics.errors import CheckpointError
+from blockc.checks.checking import misses
+from blockc.graph import interp
 from blockc.importing import from_config
 from blockc.importing.maps import model_types
-from blockc.ir import parameters
+from blockc.ir import Array, parameters
+from blockc.language.spec import from_tree
 from blockc.layouts.wrapper import wrapper
-from blockc.ops import Array
-from blockc.plan import Plan, plan
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.source import Entry, Mapping, Scalar
-from blockc.spec import from_tree
-from blockc.weights import CheckpointError, misfit
+from blockc.weights.checkpoint import open_checkpoint
+from blockc.weights.plan import Plan, plan
+from blockc.weights.rules import misfit
 from tests.checkpoints import ROOT, save, tensors, twin
 
 library: Any = safetensors.torch

@@ -22,11 +22,11 @@ from benchmarks.gpu import main
 from benchmarks.gpu_loop import Truth
 from benchmarks.gpu_matrix import matrix
 from benchmarks.gpu_session import opened, shape_arithmetic, split
-from blockc import interp
-from blockc.compile import Compiled, compiled
 from blockc.emit.onnx import emit, serialised
-from blockc.emit.ort import swaps
-from blockc.ir import GraphError
+from blockc.graph import interp
+from blockc.graph.target import Dtype, Logits, Target
+from blockc.ir import GraphError, Op, Sample
+from blockc.language.spec import load
 from blockc.ops import (
     ALL,
     FAR,
@@ -35,18 +35,16 @@ from blockc.ops import (
     LastIndex,
     Linear,
     Longest,
-    Op,
     RotaryTable,
-    Sample,
     Silu,
     Sinusoidal,
     Xielu,
 )
-from blockc.ops.fused import FUSED, BoundedBias, GroupQueryAttention, Lengths, MaskBias, RotaryRows, Slots
+from blockc.ort.lowering import swaps
+from blockc.ort.ops import FUSED, BoundedBias, GroupQueryAttention, Lengths, MaskBias, RotaryRows, Slots
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.runtime.opening import _CUDA  # pyright: ignore[reportPrivateUsage]
-from blockc.spec import load
-from blockc.target import Dtype, Logits, Target
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 from tests.cuda_kernels import lacks, placed, value_types
 from tests.test_fuse import one_node
 

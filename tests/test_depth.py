@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from blockc.compile import Compiled, compiled
-from blockc.ir import Function, Node, Value, inline
-from blockc.ops import Input
+from blockc.ir import Function, Input, Node, Value, inline
+from blockc.language.spec import load
 from blockc.ops.matrix import Linear
 from blockc.passes import with_cache
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.report import Report, report
 from blockc.report.graph import DTYPES, ONE_TOKEN, Bytes, flops, holds_scores, mask_of
-from blockc.spec import load
 from tests.spec_text import BARE, made
 from tests.structures import SPECS
 

@@ -13,19 +13,20 @@ from pathlib import Path
 import pytest
 
 import blockc
-from blockc import api, checking
+from blockc import api
+from blockc.checks import checking
+from blockc.checks.policy import read_policy
 from blockc.cli import app, guarded
-from blockc.compile import compiled
 from blockc.diagnostics import CODES, GROUPS, Code
 from blockc.diagnostics.examples import BASE, changed, whole
 from blockc.diagnostics.pages import entry, listed
+from blockc.graph.target import Target
 from blockc.importing import from_config
 from blockc.importing.maps import read_map
+from blockc.language.spec import from_tree
 from blockc.layouts import read_layout
-from blockc.policy import read_policy
+from blockc.pipeline.compiled import compiled
 from blockc.source import Finding, SpecError, ignores, parse
-from blockc.spec import from_tree
-from blockc.target import Target
 from tests.bad.renew import FURTHER, HERE, PAGE, frozen, of_a_file, page, said, texts
 from tests.spec_text import mark
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from blockc.cli import app, guarded
-from blockc.compile import compiled
 from blockc.diff import CLASSES, Change, Diff, Side, diff
+from blockc.language.spec import from_tree, load
+from blockc.pipeline.compiled import compiled
 from blockc.source import override, parse
-from blockc.spec import from_tree, load
 from tests.spec_text import BARE, changed
 from tests.spec_variants import VARIANTS
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockc import cli, doctor
-from blockc.doctor import CPU, CUDA
+from blockc import cli
+from blockc.checks import doctor
+from blockc.checks.doctor import CPU, CUDA
 
 ROOT = Path(__file__).parent.parent
 

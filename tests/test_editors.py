@@ -20,9 +20,9 @@ import yaml
 from blockc.cli import app
 from blockc.diagnostics import CODES, Code
 from blockc.diagnostics.examples import BASE, changed, whole
+from blockc.language.spec.keys import Document
+from blockc.language.spec.schema import schema
 from blockc.source import SpecError, parse, plain
-from blockc.spec.keys import Document
-from blockc.spec.schema import schema
 from tests.bad.renew import of_a_file
 
 ROOT = Path(__file__).parent.parent

@@ -14,12 +14,12 @@ from pydantic_core import PydanticKnownError
 from pydantic_core.core_schema import ErrorType
 
 from blockc import api
+from blockc.basics.expected import expected
+from blockc.checks.policy import PolicyKeys, read_policy
 from blockc.diagnostics.examples import BASE
-from blockc.expected import expected
-from blockc.parts import PARTS, Positions
-from blockc.policy import PolicyKeys, read_policy
+from blockc.language.parts import PARTS, Positions
+from blockc.language.spec.keys import Document
 from blockc.source import Finding, SpecError
-from blockc.spec.keys import Document
 
 THEIRS = re.compile(
     r"Input should|[Pp]ydantic|type=|[Vv]alue error|[Ff]ield required|[Ee]xtra inputs|valid (integer|string|number)|"

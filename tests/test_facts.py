@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from blockc import api
-from blockc.compile import compiled
+from blockc.basics.errors import CheckpointError
 from blockc.importing.unlike import Told, told, unlike
+from blockc.language.spec import from_tree
+from blockc.pipeline.compiled import compiled
 from blockc.source import parse
-from blockc.spec import from_tree
-from blockc.weights import CheckpointError
 from tests.checkpoints import save, tensors, twin
 from tests.test_weights import CASES
 

@@ -9,20 +9,20 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from blockc.algebra import leaves
-from blockc.compile import Compiled
-from blockc.interp import run
-from blockc.parts import Attention
-from blockc.parts.base import Model, Scope
-from blockc.parts.mlp import Mlp
-from blockc.parts.position import Learned, Sine
-from blockc.parts.rope import Rope, Scaling
+from blockc.graph.interp import run
+from blockc.language.algebra import leaves
+from blockc.language.parts import Attention
+from blockc.language.parts.base import Model, Scope
+from blockc.language.parts.mlp import Mlp
+from blockc.language.parts.position import Learned, Sine
+from blockc.language.parts.rope import Rope, Scaling
+from blockc.language.spec import resolved
+from blockc.language.spec.keys import Placement
+from blockc.pipeline.compiled import Compiled
 from blockc.proof.cases import Case
 from blockc.proof.matrix import TOLERANCE
 from blockc.proof.runners import Onnx, Oracle, Runner
-from blockc.spec import resolved
-from blockc.spec.keys import Placement
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 from tests.reference import foreign, inner
 from tests.reference.models import OUTSIDE, twin
 from tests.spec_text import made

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockc import api, cli, folder
-from blockc.manifest import FILES, MANIFEST, MODEL, PROOF, SPEC, FolderError, read
-from blockc.plan import DATA
+from blockc import api, cli
+from blockc.graph.target import Target
+from blockc.products import folder
+from blockc.products.manifest import FILES, MANIFEST, MODEL, PROOF, SPEC, FolderError, read
+from blockc.products.staging import staging
 from blockc.proof import Proof
 from blockc.runtime import Session, SessionError
-from blockc.staging import staging
-from blockc.target import Target
+from blockc.weights.plan import DATA
 from tests.checkpoints import ROOT, save, save_sharded, tensors, twin
 
 HOLDS = Proof("twin", ())
@@ -600,7 +601,7 @@ def test_a_bench_opens_a_copy(builds: Callable[[str], Path], tmp_path: Path) -> 
 
 def test_what_a_build_may_write_is_what_builds_write(spec: Path, weights: Path, tmp_path: Path, unproved: None) -> None:
     """The list by which files are owned holds the names of every kind of build."""
-    from blockc.companions import COMPANIONS
+    from blockc.weights.companions import COMPANIONS
 
     for name in COMPANIONS:
         (weights.parent / name).write_text('{"eos_token_id": 1}')

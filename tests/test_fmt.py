@@ -23,14 +23,14 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.tokens import CommentToken
 
-from blockc.algebra import elaborate
 from blockc.cli import app, guarded
 from blockc.diagnostics.examples import BASE
-from blockc.fmt import ORDERS, formatted, number
+from blockc.language.algebra import elaborate
+from blockc.language.fmt import ORDERS, formatted, number
+from blockc.language.spec import from_tree, resolved_text
+from blockc.language.spec.keys import Document
 from blockc.source import SpecError, ignores, parse, plain
 from blockc.source.text import resolve
-from blockc.spec import from_tree, resolved_text
-from blockc.spec.keys import Document
 
 ROOT = Path(__file__).parent.parent
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))

@@ -17,12 +17,12 @@ import pytest
 
 import blockc
 from blockc import api
+from blockc.checks.formats import FORMATS, Checked, github
 from blockc.cli import app, guarded
 from blockc.diagnostics.advice import WIDTH
 from blockc.diagnostics.code import Code
 from blockc.diagnostics.examples import BASE, changed
 from blockc.diagnostics.words import TOO_SMALL
-from blockc.formats import FORMATS, Checked, github
 from blockc.source import Place, finding
 
 ROOT = Path(__file__).parent.parent
@@ -364,7 +364,7 @@ def test_output_to_a_device_goes_there(folder: Path) -> None:
 
 def test_nothing_heavy_is_imported_to_say_it(tmp_path: Path) -> None:
     script = """
-import sys, blockc.formats, blockc.diagnostics.pages
+import sys, blockc.checks.formats, blockc.diagnostics.pages
 heavy = ("numpy", "pydantic", "onnx", "torch", "jinja2", "typer")
 print(*[name for name in heavy if name in sys.modules])
 """

@@ -11,24 +11,25 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from blockc import api, interp
-from blockc.compile import Compiled, compiled
+from blockc import api
 from blockc.emit.onnx import emit, serialised
-from blockc.ir import Function, Node, node, parameters
-from blockc.ops import Attention, Input, Op, Rotary, Sample
+from blockc.graph import interp
+from blockc.graph.shrink import shrink
+from blockc.graph.target import Target
+from blockc.ir import Function, Input, Node, Op, Sample, node, parameters
+from blockc.language.spec import from_tree, load
+from blockc.ops import Attention, Rotary
 from blockc.ops.buffer import BUFFER
-from blockc.ops.fused import FUSED, GroupQueryAttention, SkipNorm
+from blockc.ort.ops import FUSED, GroupQueryAttention, SkipNorm
 from blockc.passes import verify
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.proof import prove
 from blockc.proof.cases import Case
 from blockc.proof.feeding import empty_pasts
 from blockc.proof.matrix import TOLERANCE
 from blockc.proof.runners import Onnx, Oracle
-from blockc.shrink import shrink
 from blockc.source import parse
-from blockc.spec import from_tree, load
-from blockc.target import Target
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 
 CPU, CUDA = Target("cpu"), Target("cuda", "fp16")
 ROOT = Path(__file__).parent.parent

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from blockc import interp
-from blockc.compile import compiled
-from blockc.ir import B, Function, Node, P, S, T, Value, apply, node, tensor
+from blockc.graph import interp
+from blockc.graph.shrink import shrink
+from blockc.graph.target import Target
+from blockc.ir import B, Function, Input, Node, P, S, T, Value, apply, node, tensor
+from blockc.language.spec import load
 from blockc.ops import (
     Add,
     Attention,
     Extend,
-    Input,
     KeyPositions,
     Linear,
     MergeHeads,
@@ -28,12 +29,12 @@ from blockc.ops import (
     SplitHeads,
     Visible,
 )
-from blockc.ops.fused import GroupQueryAttention, RowQueryAttention
-from blockc.passes import fuse, join_projections, last_token, verify
-from blockc.shrink import shrink
-from blockc.spec import load
-from blockc.target import Target
-from blockc.weights import random_parameters
+from blockc.ort.fuse import fuse
+from blockc.ort.join import join_projections
+from blockc.ort.ops import GroupQueryAttention, RowQueryAttention
+from blockc.passes import last_token, verify
+from blockc.pipeline.compiled import compiled
+from blockc.weights.rules import random_parameters
 
 CPU, CUDA = Target("cpu"), Target("cuda", "fp16")
 IDS, STREAM = tensor("int", B, S), tensor("float", B, S, 32)

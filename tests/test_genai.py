@@ -16,16 +16,17 @@ import onnxruntime_genai
 import pytest
 import tokenizers
 
-from blockc import api, interp
+from blockc import api
 from blockc.cli import app, guarded
-from blockc.compile import PORTABLE, Compiled, compiled
-from blockc.genai import CONFIG, GenaiError, config, files
-from blockc.gguf import GGUF
-from blockc.gguf.tokenizer import generation_config
+from blockc.graph import interp
+from blockc.graph.target import Logits, Target
+from blockc.language.spec import from_tree
+from blockc.pipeline.compiled import PORTABLE, Compiled, compiled
+from blockc.products.genai import CONFIG, GenaiError, config, files
 from blockc.source import override, parse
-from blockc.spec import from_tree
-from blockc.target import Logits, Target
-from blockc.weights import random_parameters
+from blockc.weights.gguf import GGUF
+from blockc.weights.gguf.tokenizer import generation_config
+from blockc.weights.rules import random_parameters
 from tests.checkpoints import parameters_in, save, tensors, twin
 
 NAMES = ("llama3-8b", "gpt2", "gemma2-9b")

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from blockc import api, folder
-from blockc.compile import compiled
-from blockc.spec import load
-from blockc.target import Target
+from blockc import api
+from blockc.graph.target import Target
+from blockc.language.spec import load
+from blockc.pipeline.compiled import compiled
+from blockc.products import folder
 
 ROOT = Path(__file__).parent.parent
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))

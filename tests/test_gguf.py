@@ -20,18 +20,18 @@ from transformers import modeling_gguf_pytorch_utils
 from transformers.integrations.gguf import gguf_tokenizer_mapping
 
 from blockc import api
-from blockc.algebra import elaborate
-from blockc.build import build
-from blockc.checkpoint import open_checkpoint
-from blockc.compile import Compiled
-from blockc.gguf import tokenizer_json
-from blockc.ir import Function, parameters
-from blockc.layouts import GGUF_WORDS, gguf_layout
-from blockc.ops import Array
-from blockc.plan import plan
+from blockc.basics.errors import CheckpointError
+from blockc.graph.build import build
+from blockc.ir import Array, Function, parameters
+from blockc.language.algebra import elaborate
+from blockc.language.spec import from_tree
+from blockc.layouts import GGUF_WORDS, LayoutError, gguf_layout, read_layout
+from blockc.pipeline.compiled import Compiled
 from blockc.source import SpecError, parse
-from blockc.spec import from_tree
-from blockc.weights import CheckpointError, LayoutError, group_sizes, pack, random_parameters, read_layout
+from blockc.weights.checkpoint import open_checkpoint
+from blockc.weights.gguf import tokenizer_json
+from blockc.weights.plan import plan
+from blockc.weights.rules import group_sizes, pack, random_parameters
 from tests.checkpoints import ROOT, off_by, twin
 from tests.test_cli import run_without
 from tests.test_weights import CASES, GEMMA2

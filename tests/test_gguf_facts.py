@@ -15,16 +15,16 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from blockc import api
-from blockc.algebra import elaborate
-from blockc.build import build
-from blockc.gguf.keys import keys
-from blockc.gguf.metadata import Metadata
-from blockc.gguf.rope import scalings
-from blockc.gguf.said import Said
+from blockc.basics.errors import CheckpointError
+from blockc.graph.build import build
 from blockc.ir import Function
+from blockc.language.algebra import elaborate
+from blockc.language.spec import from_tree
 from blockc.source import parse
-from blockc.spec import from_tree
-from blockc.weights import CheckpointError
+from blockc.weights.gguf.keys import keys
+from blockc.weights.gguf.metadata import Metadata
+from blockc.weights.gguf.rope import scalings
+from blockc.weights.gguf.said import Said
 from tests.checkpoints import ROOT, twin
 from tests.test_gguf import write
 from tests.test_layouts import GGUF

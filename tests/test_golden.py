@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from blockc.compile import Compiled
-from blockc.ops import Array
+from blockc.ir import Array
+from blockc.pipeline.compiled import Compiled
 from blockc.proof.cases import Case
 from blockc.proof.runners import Onnx, Oracle, Torch
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 from tests.reference.models import SPECS, twin
 
 torch.set_num_threads(1)  # the twins are too small to share out

@@ -20,23 +20,25 @@ import torch
 import transformers
 
 import blockc
-from blockc import api, interp
-from blockc.algebra import elaborate
-from blockc.build import build
+from blockc import api
+from blockc.basics.errors import CheckpointError
 from blockc.cli import app, guarded
-from blockc.compile import compiled
-from blockc.fmt import ORDERS, formatted
+from blockc.graph import interp
+from blockc.graph.build import build
+from blockc.graph.shrink import shrink
 from blockc.importing import config_file, from_config
 from blockc.importing.maps import OPS, WORDS, load_map, model_types, read_map
 from blockc.importing.unlike import told, unlike
-from blockc.ir import parameters
-from blockc.ops import Array
-from blockc.safetensors import read_safetensors
-from blockc.shrink import shrink
+from blockc.ir import Array, parameters
+from blockc.language.algebra import elaborate
+from blockc.language.fmt import ORDERS, formatted
+from blockc.language.spec import Spec, from_tree, load, resolved
+from blockc.layouts import layout
+from blockc.pipeline.compiled import compiled
 from blockc.source import SpecError, override, parse, plain, render
 from blockc.source.jsontext import parse_json
-from blockc.spec import Spec, from_tree, load, resolved
-from blockc.weights import CheckpointError, group_sizes, layout, pack, patterns, rules, unpack
+from blockc.weights.rules import group_sizes, pack, patterns, rules, unpack
+from blockc.weights.safetensors import read_safetensors
 from tests.checkpoints import save
 from tests.reference.models import OUTSIDE
 

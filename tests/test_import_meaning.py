@@ -11,14 +11,14 @@ import torch
 import transformers
 
 from blockc import api
-from blockc.algebra import elaborate
-from blockc.build import build
+from blockc.graph.build import build
 from blockc.importing import Imported, from_config
 from blockc.importing.unlike import told, unlike
 from blockc.ir import functions, parameters
+from blockc.language.algebra import elaborate
+from blockc.language.spec import from_tree
 from blockc.ops import RotaryTable
 from blockc.source import SpecError, plain, render
-from blockc.spec import from_tree
 from tests.fuzz.configs import LISTS, Outcome, base, outcome, quiet
 from tests.test_import import run
 

@@ -13,16 +13,19 @@ import torch
 import transformers
 
 from blockc import api
-from blockc.compile import compiled
+from blockc.basics.errors import CheckpointError
+from blockc.graph.target import Target
 from blockc.importing import from_config
 from blockc.importing.unlike import told, unlike
-from blockc.ops import Array, MergeHeads, RmsNorm
-from blockc.ops.fused import GroupQueryAttention, HeadNorm
-from blockc.safetensors import read_safetensors, write_safetensors
+from blockc.ir import Array
+from blockc.language.spec import from_tree, resolved
+from blockc.layouts import layout
+from blockc.ops import MergeHeads, RmsNorm
+from blockc.ort.ops import GroupQueryAttention, HeadNorm
+from blockc.pipeline.compiled import compiled
 from blockc.source import SpecError, parse, plain
-from blockc.spec import from_tree, resolved
-from blockc.target import Target
-from blockc.weights import CheckpointError, group_sizes, layout, pack, rules, unpack
+from blockc.weights.rules import group_sizes, pack, rules, unpack
+from blockc.weights.safetensors import read_safetensors, write_safetensors
 from tests.reference.models import OUTSIDE, twin
 from tests.spec_text import findings, spec
 from tests.test_reference import changed
@@ -110,7 +113,7 @@ def test_each_number_of_the_activation_shows(number: str) -> None:
 
 
 def logits(model: Any, params: Mapping[str, Array], tokens: Array) -> Array:
-    from blockc import interp
+    from blockc.graph import interp
 
     feeds = {
         "input_ids": tokens, "attention_mask": np.ones_like(tokens),

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import blockc
-from blockc import interp
-from blockc.compile import Compiled, compiled
+from blockc.graph import interp
+from blockc.graph.shrink import shrink
 from blockc.ir import (
     B,
+    Call,
     Dim,
     Function,
     GraphError,
+    Input,
     Interner,
     Loop,
     Node,
@@ -41,12 +45,12 @@ from blockc.ir import (
     symbol,
     tensor,
 )
-from blockc.ops import Add, Call, Embed, Input, Linear, Relu, RmsNorm, Scale
+from blockc.language.spec import from_tree, load
+from blockc.ops import Add, Embed, Linear, Relu, RmsNorm, Scale
 from blockc.passes import last_token, verify, with_cache
-from blockc.shrink import shrink
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.source import parse
-from blockc.spec import from_tree, load
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 
 PACKAGE = Path(blockc.__file__).parent
 SPECS = PACKAGE.parent / "specs"
@@ -383,13 +387,8 @@ def test_watching_sees_every_value_by_its_path() -> None:
 
 # Rooms: each imports only from those before it
 
-ROOMS = (
-    "errors", "expected", "jsonfile", "distribution", "progress", "diagnostics", "source", "ir", "ops", "parts",
-    "spec", "algebra", "build", "target", "passes", "interp", "shrink", "report", "show", "layouts", "safetensors",
-    "importing", "gguf", "special", "companions", "checkpoint", "weights", "adapter", "plan", "emit", "compile",
-    "genai", "manifest", "proof", "runtime", "bench", "ownership", "staging", "folder", "advice", "policy",
-    "checking", "formats", "fmt", "newspec", "importtext", "specfiles", "diff", "doctor", "api", "cli", "__main__",
-)  # fmt: skip
+ARCHITECTURE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+ROOMS = (*re.findall(r"^\| ([a-z]+) \| ", ARCHITECTURE, re.MULTILINE)[1:], "__main__")  # behind the table's head
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FRAMEWORKS = {"torch", "onnx", "onnxruntime", "onnxscript", "transformers", "safetensors"}
 
@@ -405,7 +404,7 @@ def named(path: Path) -> str:
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
-    """Every module that is imported anywhere below, `from blockc import interp` as blockc.interp."""
+    """Every module that is imported anywhere below, `from blockc import interp` as blockc.graph.interp."""
     for n in ast.walk(tree):
         if isinstance(n, ast.Import):
             yield from (alias.name for alias in n.names)
@@ -436,8 +435,6 @@ def test_a_module_imports_only_from_rooms_before_its_own(path: Path) -> None:
     if module == "blockc.__init__":
         assert not [name for name in imports(tree) if name.startswith("blockc")]
         return
-    if room(module) == ROOMS.index("ir"):  # a node names the class of its op, for the type checker alone
-        tree.body = [n for n in tree.body if not typed_only(n)]
     ours = [name for name in imports(tree) if name.startswith("blockc.")]
     assert [name for name in ours if room(name) > room(module)] == []
 
@@ -456,8 +453,32 @@ def test_every_room_is_there_and_the_check_sees_imports() -> None:
     assert {room(named(path)) for path in MODULES if path.parent != PACKAGE or path.name != "__init__.py"} >= set(
         range(len(ROOMS))
     )
-    nodes = ast.parse((PACKAGE / "ir" / "nodes.py").read_text())
-    assert "blockc.ops.base" in set(imports(nodes))
-    assert "blockc.ops.base" not in set(at_import(nodes))
-    assert "blockc.interp" in set(at_import(ast.parse((PACKAGE / "proof" / "runners.py").read_text())))
+    assert len(ROOMS) <= 26
+    compiled_ = ast.parse((PACKAGE / "pipeline" / "compiled.py").read_text())
+    assert "onnx" in set(imports(compiled_))  # for the type checker alone
+    assert "onnx" not in set(at_import(compiled_))
+    assert "blockc.pipeline.compiled" in set(at_import(ast.parse((PACKAGE / "proof" / "runners.py").read_text())))
     assert "torch" not in set(at_import(ast.parse((PACKAGE / "proof" / "runners.py").read_text())))
+
+
+def test_the_page_names_functions_that_are_there() -> None:
+    """Its walk from a spec to a folder, function by function."""
+    _, _, walk = ARCHITECTURE.partition("## One spec, followed")
+    named_ = set(re.findall(rf"`((?:{'|'.join(ROOMS)})\.[A-Za-z_.]+)`", walk))
+    assert len(named_) >= 20 and len(ARCHITECTURE.splitlines()) <= 120
+    for name in named_:
+        module = next(m for m in _prefixes(name) if find_spec(f"blockc.{m}"))
+        found: object = import_module(f"blockc.{module}")
+        for word in name.removeprefix(module).split(".")[1:]:
+            found = getattr(found, word)
+
+
+def _prefixes(name: str) -> list[str]:
+    """a.b.c, a.b, a"""
+    words = name.split(".")
+    return [".".join(words[:n]) for n in range(len(words), 0, -1)]
+
+
+def find_spec(module: str) -> bool:
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()

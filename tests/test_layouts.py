@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import blockc
-from blockc.compile import compiled
+from blockc.basics.errors import CheckpointError
+from blockc.graph.shrink import shrink
 from blockc.importing import from_config
+from blockc.ir import Array
+from blockc.language.spec import from_tree
 from blockc.layouts import Layout, LayoutError, gguf_layout, layout
-from blockc.ops import Array
-from blockc.shrink import shrink
-from blockc.spec import from_tree
-from blockc.weights import CheckpointError, Rules, group_sizes, pack, rules, unpack
+from blockc.pipeline.compiled import compiled
+from blockc.weights.rules import Rules, group_sizes, pack, rules, unpack
 from tests.structures import SPECS, twin
 
 FOLDER = Path(blockc.__file__).parent / "layouts"

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from blockc import api
-from blockc.folder import FolderError
-from blockc.parts.numbers import LARGEST, LARGEST_INT, SMALLEST
+from blockc.graph.target import Target
+from blockc.language.parts.numbers import LARGEST, LARGEST_INT, SMALLEST
+from blockc.language.spec.schema import schema
+from blockc.products.folder import FolderError
 from blockc.source import Finding
-from blockc.spec.schema import schema
-from blockc.target import Target
 from tests.spec_text import finding, findings, made, spec
 
 ROPE = "attention: {heads: 2, head_dim: 4, rope: {theta: 1e4, pairing: half, scaling: {type: "

@@ -13,17 +13,17 @@ import onnxruntime
 import pytest
 
 from blockc import api
-from blockc.compile import Compiled, compiled
+from blockc.graph.shrink import shrink
+from blockc.graph.target import Target
 from blockc.ir import parameters
+from blockc.language.spec import from_tree, load
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.proof import Proof, prove
 from blockc.proof.cases import Case
 from blockc.proof.matrix import TOLERANCE
 from blockc.proof.runners import Onnx, Oracle, Torch
-from blockc.shrink import shrink
 from blockc.source import parse
-from blockc.spec import from_tree, load
-from blockc.target import Target
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 from tests.structures import SPECS
 from tests.tiers import SAMPLE, whole
 

@@ -115,5 +115,5 @@ def test_as_many_are_drawn_of_each_room_the_same_ones_for_a_seed(tmp_path: Path)
     chosen = drawn(tmp_path, 10, 1)
     assert [sum(each == room for each, _ in chosen) for room in ROOMS] == [2, 2, 3, 3]
     assert chosen == drawn(tmp_path, 10, 1) != drawn(tmp_path, 10, 2)
-    (tmp_path / "blockc" / "algebra.py").write_text("a = 1\n")
+    (tmp_path / "blockc" / "language" / "algebra.py").write_text("a = 1\n")
     assert [m.after for room, m in drawn(tmp_path, 4, 1) if room == "algebra"] == ["a = 2"]

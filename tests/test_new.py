@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from blockc import api
+from blockc.authoring.newspec import NoDesignError, family, nearest, new_spec
 from blockc.cli import app, guarded
 from blockc.diagnostics.examples import BASE, changed
-from blockc.fmt import formatted
-from blockc.newspec import NoDesignError, family, nearest, new_spec
+from blockc.language.fmt import formatted
+from blockc.language.spec import load
 from blockc.source import Mapping, at, parse, plain, read
-from blockc.spec import load
 
 ROOT = Path(__file__).parent.parent
 

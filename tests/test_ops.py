@@ -20,36 +20,31 @@ from transformers.models.bloom.modeling_bloom import _get_alibi_slopes  # pyrigh
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 import blockc
-from blockc import interp
 from blockc.emit.onnx import emit, serialised
-from blockc.ir import B, Dtype, Function, Node, S, T, Type, dim, node, tensor
+from blockc.graph import interp
+from blockc.ir import Array, B, Call, Dtype, Function, Input, Node, Op, S, Sample, T, Type, dim, node, tensor
 from blockc.ir.reach import Allows, Clock, Constant, Leaks, Tokens
 from blockc.ops import (
     ALL,
     FAR,
     Add,
     Alibi,
-    Array,
     Attention,
-    Call,
     Embed,
     Extend,
     Gelu,
     GeluTanh,
-    Input,
     KeyPositions,
     LastIndex,
     LayerNorm,
     Linear,
     Llama3Scaling,
-    Op,
     QueryPositions,
     QuickGelu,
     RmsNorm,
     Rotary,
     RotaryInterleaved,
     RotaryTable,
-    Sample,
     Silu,
     Sinusoidal,
     TakeToken,
@@ -58,8 +53,8 @@ from blockc.ops import (
 )
 from blockc.ops.base import Elementwise
 from blockc.ops.buffer import BUFFER
-from blockc.ops.fused import FUSED
-from blockc.weights import random_parameters
+from blockc.ort.ops import FUSED
+from blockc.weights.rules import random_parameters
 
 TOLERANCE = 1e-5  # of the spread of what is compared
 HELPERS = Path(blockc.__file__).parent.parent / "templates" / "helpers"

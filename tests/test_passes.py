@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 
 import blockc
-from blockc import interp
-from blockc.compile import Compiled, compiled
+from blockc.graph import interp
+from blockc.graph.shrink import shrink
+from blockc.graph.target import Target
 from blockc.ir import (
+    Array,
     B,
+    Call,
     Function,
     GraphError,
+    Input,
     M,
     Node,
+    Op,
     P,
     Param,
     S,
@@ -35,17 +40,14 @@ from blockc.ir import (
     tensor,
 )
 from blockc.ir.reach import Clock, Reach
+from blockc.language.spec import from_tree, load
 from blockc.ops import (
     Add,
-    Array,
     Attention,
-    Call,
     Extend,
-    Input,
     KeyPositions,
     Linear,
     Mul,
-    Op,
     QueryPositions,
     Relu,
     TakeToken,
@@ -53,11 +55,9 @@ from blockc.ops import (
     VisibleBothWays,
 )
 from blockc.passes import last_token, verify, with_buffer, with_cache
-from blockc.shrink import shrink
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.source import parse
-from blockc.spec import from_tree, load
-from blockc.target import Target
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 
 LAST = Target(logits="last")
 SPECS = sorted((Path(blockc.__file__).parent.parent / "specs").glob("*.yaml"))

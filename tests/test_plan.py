@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from blockc import api
-from blockc.checkpoint import open_checkpoint
-from blockc.ir import parameters
-from blockc.ops import Array
-from blockc.plan import DATA, PAGE, Mode, Plan, largest, narrowed, plan
-from blockc.plan import write as write_data
-from blockc.target import Target
-from blockc.weights import CheckpointError, group_sizes, layout, pack, random_parameters, rules
+from blockc.basics.errors import CheckpointError
+from blockc.graph.target import Target
+from blockc.ir import Array, parameters
+from blockc.layouts import layout
+from blockc.weights.checkpoint import open_checkpoint
+from blockc.weights.plan import DATA, PAGE, Mode, Plan, largest, narrowed, plan
+from blockc.weights.plan import write as write_data
+from blockc.weights.rules import group_sizes, pack, random_parameters, rules
 from tests.checkpoints import encoded, rules_of, save, save_sharded, tensors, twin
 
 FP16 = Target(dtype="fp16")

@@ -10,13 +10,14 @@ from pathlib import Path
 import onnx
 import pytest
 
-from blockc import api, folder
-from blockc.compile import compiled
+from blockc import api
+from blockc.graph.shrink import shrink
+from blockc.graph.target import Target
+from blockc.language.spec import load
+from blockc.pipeline.compiled import compiled
+from blockc.products import folder
 from blockc.proof import prove
 from blockc.proof.matrix import TOLERANCE
-from blockc.shrink import shrink
-from blockc.spec import load
-from blockc.target import Target
 
 SPECS = Path(__file__).parent.parent / "specs"
 

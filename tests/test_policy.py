@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from blockc import api
-from blockc.compile import compiled
+from blockc.checks.policy import PolicyKeys, read_policy
 from blockc.diagnostics.examples import BASE, changed
-from blockc.policy import PolicyKeys, read_policy
+from blockc.language.spec import from_tree, resolved_text
+from blockc.pipeline.compiled import compiled
 from blockc.report.sizes import byte_size
 from blockc.source import Finding, SpecError, parse, render
-from blockc.spec import from_tree, resolved_text
 from tests.spec_text import mark
 
 ROOT = Path(__file__).parent.parent

@@ -18,13 +18,13 @@ import pytest
 import torch
 
 import blockc
-from blockc import interp
-from blockc.compile import Compiled, compiled
 from blockc.emit.onnx import emit, serialised
-from blockc.ir import Function, Node, Value, called, inline, is_call, parameters
+from blockc.graph import interp
+from blockc.graph.shrink import shrink
+from blockc.ir import Array, Function, Node, Value, called, inline, is_call, parameters
+from blockc.language.spec import Spec, from_tree, load
 from blockc.ops import (
     Add,
-    Array,
     Attention,
     LayerNorm,
     MergeHeads,
@@ -34,10 +34,9 @@ from blockc.ops import (
     RotaryTable,
     SplitHeads,
 )
-from blockc.shrink import shrink
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.source import Mapping, override
-from blockc.spec import Spec, from_tree, load
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 from tests.tiers import chosen
 
 SPECS = sorted((Path(blockc.__file__).parent.parent / "specs").glob("*.yaml"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blockc import api
-from blockc.checking import check_text
+from blockc.checks.checking import check_text
 from blockc.diagnostics.examples import changed
 from blockc.source import Finding
 from tests.structures import SPECS

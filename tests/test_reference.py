@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from blockc.compile import Compiled, compiled
-from blockc.ops import Array
+from blockc.ir import Array
+from blockc.language.spec import resolved
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.proof.cases import Case
 from blockc.proof.matrix import TOLERANCE
 from blockc.proof.runners import Onnx, Oracle, Runner, Torch
-from blockc.spec import resolved
 from tests.reference.models import OUTSIDE, SPECS, Outside, spec_of, twin
 
 torch.set_num_threads(1)  # the twins are too small to share out

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from blockc.algebra import Decoder, canonical, elaborate
-from blockc.build import build
-from blockc.ir import Function, inline, parameters
-from blockc.ops import Attention, Input
+from blockc.graph.build import build
+from blockc.ir import Function, Input, inline, parameters
+from blockc.language.algebra import Decoder, canonical, elaborate
+from blockc.language.spec import Spec, load
+from blockc.ops import Attention
 from blockc.passes import with_cache
 from blockc.report import Matrix, Report, expect_misses, report
 from blockc.report.drawing import draw
-from blockc.show import binary, expanded, rows, size, text
-from blockc.spec import Spec, load
+from blockc.report.show import binary, expanded, rows, size, text
 
 SPECS = Path(__file__).parent.parent / "specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.yaml"))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from blockc import folder
+from blockc.products import folder
 from tests.checkpoints import ROOT, save, tensors, twin
 
 # Every form of a build, by one process: the graph alone, linked weights and packed ones. (A proof is a measurement.)
@@ -17,7 +17,7 @@ BUILDS = """
 import locale, os, sys, time
 from pathlib import Path
 from blockc import api
-from blockc.target import Target
+from blockc.graph.target import Target
 mask, spec, weights, out = sys.argv[1:]
 os.umask(int(mask, 8))
 locale.setlocale(locale.LC_ALL, "")

@@ -9,7 +9,7 @@ import pytest
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from blockc.parts import Rope
+from blockc.language.parts import Rope
 
 HEAD_DIM = 128
 YARN = {"type": "yarn", "factor": 8, "original": 8192, "beta_fast": 32, "beta_slow": 1, "truncate": True}

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from blockc import api, folder
-from blockc.checking import check_text
-from blockc.compile import compiled
+from blockc import api
+from blockc.checks.checking import check_text
+from blockc.language.spec import from_tree
+from blockc.pipeline.compiled import compiled
+from blockc.products import folder
 from blockc.source import parse
-from blockc.spec import from_tree
 from tests.spec_text import made
 from tests.spec_variants import VARIANTS
 

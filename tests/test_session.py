@@ -19,16 +19,17 @@ import pytest
 import torch
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from blockc import api, interp
-from blockc.compile import Compiled, compiled
-from blockc.ops import Array
+from blockc import api
+from blockc.graph import interp
+from blockc.graph.target import Target
+from blockc.ir import Array
+from blockc.language.spec import from_tree
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.proof.matrix import FLOATS, TOLERANCE
 from blockc.runtime import ProviderError, Sampler, Session, SessionError
 from blockc.runtime.cache import Held
 from blockc.source import parse
-from blockc.spec import from_tree
-from blockc.target import Target
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 from tests.checkpoints import save, twin
 
 NAMES = ("llama3-8b", "gpt2", "gemma2-9b", "olmo2-7b", "block-4x4", "mixed")

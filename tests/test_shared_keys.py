@@ -15,19 +15,18 @@ import pytest
 import torch
 
 from blockc import api
-from blockc.compile import Compiled, compiled
 from blockc.diff import diff
-from blockc.genai import CONFIG
-from blockc.ir import dim, parameters
-from blockc.ops import Array
+from blockc.graph.shrink import shrink
+from blockc.graph.target import Target
+from blockc.ir import Array, dim, parameters
+from blockc.pipeline.compiled import Compiled, compiled
+from blockc.products.genai import CONFIG
 from blockc.proof import prove
 from blockc.proof.cases import Case
 from blockc.proof.runners import Oracle
 from blockc.report import report
 from blockc.runtime import Session
-from blockc.shrink import shrink
-from blockc.target import Target
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 from tests.checkpoints import save
 from tests.spec_text import changed, finding, made, spec
 from tests.spec_variants import VARIANTS

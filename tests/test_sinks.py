@@ -9,13 +9,13 @@ import onnx
 import pytest
 import torch
 
-from blockc.ops import Array
-from blockc.ops.fused import GroupQueryAttention, RowQueryAttention
+from blockc.graph.target import Target
+from blockc.ir import Array
+from blockc.ort.ops import GroupQueryAttention, RowQueryAttention
 from blockc.proof.cases import Case, cases
 from blockc.proof.matrix import FLOATS, Truth, compare
 from blockc.proof.runners import Onnx, Oracle
-from blockc.target import Target
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 from tests.spec_text import made
 
 KEYS = """\

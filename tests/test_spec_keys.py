@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockc.parts import Attention
+from blockc.language.parts import Attention
 from tests.spec_text import changed, finding, findings, made, mark, refused, spec
 
 LLAMA3 = "type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4, original: 16"

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from blockc.parts import Attention
+from blockc.language.parts import Attention
+from blockc.language.spec.layers import merge
 from blockc.source import parse, plain
-from blockc.spec.layers import merge
 from tests.spec_text import BARE, finding, findings, made, spec
 
 TWO = "kinds: {a: {attention: {window: 4}}, b: {}}"

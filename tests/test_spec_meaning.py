@@ -8,16 +8,16 @@ import pytest
 import yaml
 
 import blockc
-from blockc.algebra import elaborate, leaves
-from blockc.compile import compiled
+from blockc.graph.shrink import shrink
 from blockc.ir import Function, called, functions, is_call
+from blockc.language.algebra import elaborate, leaves
+from blockc.language.parts import Attention
+from blockc.language.spec import Spec, from_tree, load, resolved_text
 from blockc.ops import Attention as AttentionOp
 from blockc.ops import RmsNorm
-from blockc.parts import Attention
+from blockc.pipeline.compiled import compiled
 from blockc.proof import prove
-from blockc.shrink import shrink
 from blockc.source import parse, plain
-from blockc.spec import Spec, from_tree, load, resolved_text
 from tests.spec_text import finding, made, spec
 from tests.spec_variants import BIG, HEADWISE, LARGE, LLAMA3, MACARON, VARIANTS, rope, two
 from tests.structures import ops, tells_apart

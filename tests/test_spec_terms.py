@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from blockc.algebra import Chain, Decoder, Leaf, Residual, Sum, elaborate, leaves
-from blockc.build import build
+from blockc.graph.build import build
 from blockc.ir import GraphError, Value, apply
+from blockc.language.algebra import Chain, Decoder, Leaf, Residual, Sum, elaborate, leaves
+from blockc.language.parts import Attention, Mlp, Norm, Part, Scope
+from blockc.language.spec import PLACEMENTS
+from blockc.language.spec.labels import refusal
 from blockc.ops import Linear
-from blockc.parts import Attention, Mlp, Norm, Part, Scope
 from blockc.proof import prove
 from blockc.source import Place
-from blockc.spec import PLACEMENTS
-from blockc.spec.labels import refusal
 from tests.spec_text import BARE, finding, findings, made, spec
 
 PRE = "[{residual: [attention_norm, attention]}, {residual: [mlp_norm, mlp]}]"

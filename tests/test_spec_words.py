@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from blockc.compile import compiled
+from blockc.language.spec import from_tree
+from blockc.pipeline.compiled import compiled
 from blockc.source import Entry, Mapping, Sequence, SpecError, Tree, parse
-from blockc.spec import from_tree
 from tests.spec_text import changed, finding, made, spec
 from tests.spec_variants import VARIANTS
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from blockc import api
+from blockc.basics.errors import CheckpointError
 from blockc.cli import app, guarded
-from blockc.genai import GenaiError
+from blockc.products.genai import GenaiError
 from blockc.runtime import Session, SessionError
 from blockc.runtime.text import Tokenizer
-from blockc.safetensors import CheckpointError
-from blockc.special import completed, special_ids
+from blockc.weights.special import completed, special_ids
 from tests.checkpoints import save, tensors, twin
 from tests.test_run import characters
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockc.checking import check_text
+from blockc.checks.checking import check_text
 from tests.spec_text import changed
 
 KINDS = """\

@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import blockc.plan
-from blockc import api, cli, folder
-from blockc import staging as module
-from blockc.errors import SHOWN
-from blockc.manifest import MANIFEST, PROOF, FolderError, digest_of, read
-from blockc.plan import DATA
+import blockc.weights.plan
+from blockc import api, cli
+from blockc.basics.errors import SHOWN, CheckpointError
+from blockc.graph.target import Target
+from blockc.language.spec import load
+from blockc.products import folder
+from blockc.products import staging as module
+from blockc.products.manifest import MANIFEST, PROOF, FolderError, digest_of, read
+from blockc.products.staging import staging
 from blockc.proof import Proof
-from blockc.safetensors import CheckpointError
-from blockc.spec import load
-from blockc.staging import staging
-from blockc.target import Target
+from blockc.weights.plan import DATA
 from tests.checkpoints import ROOT, save, tensors, twin
 
 # Builds of small files alone, of which this process kills its children: at any moment, and before every single step.
@@ -37,11 +37,11 @@ LIGHT = """
 import itertools, json, os, random, signal, sys, time
 from pathlib import Path
 from hashlib import sha256
-from blockc.manifest import MANIFEST, MODEL, TEXTS, Manifest, Source, Weights, read
-from blockc.ownership import Output
-from blockc.safetensors import files_stored
-from blockc.staging import commit, staging, unfinished
-from blockc.target import Target
+from blockc.products.manifest import MANIFEST, MODEL, TEXTS, Manifest, Source, Weights, read
+from blockc.products.ownership import Output
+from blockc.weights.safetensors import files_stored
+from blockc.products.staging import commit, staging, unfinished
+from blockc.graph.target import Target
 how, out, weights = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 linked = Weights(mode="link", sources=tuple(map(Source.of, files_stored([weights])[1])), data=None)
 versions = {"blockc": "0", "numpy": "0", "onnx": "0"}
@@ -126,9 +126,9 @@ else:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import blockc.plan as plan
+import blockc.weights.plan as plan
 from blockc import api
-from blockc.target import Target
+from blockc.graph.target import Target
 where, count, spec, weights, out, dtype = sys.argv[1:]
 left = int(count)
 def deadly(real):
@@ -376,13 +376,13 @@ def test_a_file_that_the_system_lets_grow_no_further_is_3(
 def test_ctrl_c_is_130_and_the_previous_build_stands(
     spec: Path, weights: Path, small: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = blockc.plan._Ahead.put  # pyright: ignore[reportPrivateUsage]
+    real = blockc.weights.plan._Ahead.put  # pyright: ignore[reportPrivateUsage]
 
     def pressed(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         real(*arguments)
 
-    monkeypatch.setattr(blockc.plan._Ahead, "put", pressed)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(blockc.weights.plan._Ahead, "put", pressed)  # pyright: ignore[reportPrivateUsage]
     out = str(tmp_path / "out")
     assert run("build", str(spec), "--weights", str(weights), "--pack", "--no-verify", "--out", out) == 130
     assert files(tmp_path / "out") == small
@@ -429,7 +429,7 @@ def test_a_full_disk_is_3_and_the_previous_build_stands(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(blockc.plan._Ahead, "_write", full)
+    monkeypatch.setattr(blockc.weights.plan._Ahead, "_write", full)
     arguments = ["build", str(spec), "--weights", str(weights), "--out", str(out), "--no-verify", "--pack"]
     assert run(*arguments) == 3
     assert "No space left on device" in capsys.readouterr().err

@@ -14,7 +14,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from blockc.ops import Array
+from blockc.graph.target import Target
+from blockc.ir import Array
 from blockc.runtime import ProviderError, Sampler, Session, SessionError, Top, greedy
 from blockc.runtime import opening as sessions
 from blockc.runtime.cache import Cache, Held, Placed
@@ -22,7 +23,6 @@ from blockc.runtime.opening import Opened, opened
 from blockc.runtime.sampling import highest
 from blockc.runtime.session import ROUND
 from blockc.runtime.step import Step
-from blockc.target import Target
 from tests.test_session import NEW, build, columns, rows, truth
 from tests.test_session import greedy as oracles
 

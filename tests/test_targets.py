@@ -15,20 +15,22 @@ import onnx
 import pytest
 from pydantic import TypeAdapter
 
-from blockc import api, folder
-from blockc.compile import Compiled, compiled
-from blockc.folder import COUNTED, digest
-from blockc.ops import Arrays, Top
-from blockc.ops.fused import RowQueryAttention
+from blockc import api
+from blockc.graph.shrink import shrink
+from blockc.graph.target import Target
+from blockc.ir import Arrays
+from blockc.language.spec import load
+from blockc.ops import Top
+from blockc.ort.ops import RowQueryAttention
+from blockc.pipeline.compiled import Compiled, compiled
+from blockc.products import folder
+from blockc.products.folder import COUNTED, digest
+from blockc.products.staging import FolderError
 from blockc.proof import Proof, Row, prove, targets_of
 from blockc.proof.cases import cases
 from blockc.proof.matrix import FLOATS, TOLERANCE, Truth, compare
 from blockc.proof.runners import Onnx, Oracle, Runner
-from blockc.shrink import shrink
-from blockc.spec import load
-from blockc.staging import FolderError
-from blockc.target import Target
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 from tests.structures import PROVIDERS
 from tests.tiers import chosen
 

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 import blockc
-from blockc import api, distribution
+from blockc import api
+from blockc.authoring.specfiles import write_whole
+from blockc.basics import distribution
 from blockc.cli import app, guarded, terminal
-from blockc.safetensors import write_safetensors
-from blockc.specfiles import write_whole
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
+from blockc.weights.safetensors import write_safetensors
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "blockc"]
@@ -398,7 +399,7 @@ def test_streams_that_are_no_files_are_left_alone(monkeypatch: pytest.MonkeyPatc
 def test_the_json_of_a_manifest_is_refused_in_words_of_ours(tmp_path: Path) -> None:
     from pydantic import BaseModel
 
-    from blockc.jsonfile import FileError, typed
+    from blockc.basics.jsonfile import FileError, typed
 
     class Wanted(BaseModel, extra="forbid"):
         count: int

@@ -19,13 +19,14 @@ from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from blockc.compile import Compiled, compiled
-from blockc.ir import parameters
-from blockc.ops import Array
+from blockc.graph.shrink import shrink
+from blockc.ir import Array, parameters
+from blockc.language.spec import load, resolved
+from blockc.layouts import layout
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.proof.runners import load_module
-from blockc.shrink import shrink
-from blockc.spec import load, resolved
-from blockc.weights import group_sizes, layout, pack, random_parameters, rules, write_safetensors
+from blockc.weights.rules import group_sizes, pack, random_parameters, rules
+from blockc.weights.safetensors import write_safetensors
 from tests.reference.models import spec_of
 from tests.tiers import chosen, some, traced
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from blockc import api
-from blockc.checkpoint import has_weights, open_checkpoint
-from blockc.ops import Array
-from blockc.weights import CheckpointError
+from blockc.basics.errors import CheckpointError
+from blockc.ir import Array
+from blockc.weights.checkpoint import has_weights, open_checkpoint
 from tests.checkpoints import off_by, save, save_sharded, tensors, twin
 from tests.test_gguf import write
 

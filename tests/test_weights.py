@@ -16,28 +16,16 @@ import safetensors.torch
 import torch
 import transformers
 
-from blockc.algebra import elaborate
-from blockc.build import build
-from blockc.interp import run
-from blockc.ir import Function, parameters
-from blockc.ops import Array
+from blockc.basics.errors import CheckpointError
+from blockc.graph.build import build
+from blockc.graph.interp import run
+from blockc.ir import Array, Function, parameters
+from blockc.language.algebra import elaborate
+from blockc.language.spec import from_tree
+from blockc.layouts import LayoutError, layout, read_layout
 from blockc.source import SpecError, parse
-from blockc.spec import from_tree
-from blockc.weights import (
-    CheckpointError,
-    LayoutError,
-    Rules,
-    group_sizes,
-    layout,
-    pack,
-    patterns,
-    random_parameters,
-    read_layout,
-    read_safetensors,
-    rules,
-    unpack,
-    write_safetensors,
-)
+from blockc.weights.rules import Rules, group_sizes, pack, patterns, random_parameters, rules, unpack
+from blockc.weights.safetensors import read_safetensors, write_safetensors
 
 # Names and shapes as transformers 5.24.0 saves its tiny models; Pythia's files call the head embed_out.
 SAVED: dict[str, dict[str, list[int]]] = json.loads((Path(__file__).parent / "data/hf_keys_small.json").read_text())

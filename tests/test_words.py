@@ -12,19 +12,21 @@ import pytest
 import torch
 import transformers
 
-from blockc import interp
-from blockc.compile import Compiled, compiled
+from blockc.graph import interp
+from blockc.graph.interp import run
+from blockc.graph.shrink import shrink
+from blockc.graph.target import Target
 from blockc.importing import from_config
-from blockc.interp import run
-from blockc.ops import Array, LayerNorm
-from blockc.parts.base import Scope
-from blockc.parts.mlp import Mlp
-from blockc.safetensors import read_safetensors
-from blockc.shrink import shrink
+from blockc.ir import Array
+from blockc.language.parts.base import Scope
+from blockc.language.parts.mlp import Mlp
+from blockc.language.spec import from_tree, load
+from blockc.layouts import layout
+from blockc.ops import LayerNorm
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.source import SpecError
-from blockc.spec import from_tree, load
-from blockc.target import Target
-from blockc.weights import group_sizes, layout, random_parameters, rules, unpack
+from blockc.weights.rules import group_sizes, random_parameters, rules, unpack
+from blockc.weights.safetensors import read_safetensors
 from tests.reference.models import SPECS
 from tests.spec_text import made
 

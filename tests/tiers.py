@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from blockc.target import Target
+from blockc.graph.target import Target
 from tests.structures import SPECS, unlike, unlike_kinds
 
 ROOT = Path(__file__).parent.parent

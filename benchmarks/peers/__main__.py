@@ -30,8 +30,8 @@ from benchmarks.peers.render import FORMAT, page, text
 from blockc.bench import protocol
 from blockc.bench.floors import Work
 from blockc.bench.turns import cores
-from blockc.compile import compiled
-from blockc.spec import load
+from blockc.language.spec import load
+from blockc.pipeline.compiled import compiled
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -35,28 +35,28 @@ if TYPE_CHECKING:
     from blockc.api.running import bench, doctor, run
     from blockc.api.tracing import Step, trace
     from blockc.api.words import explain, schema
+    from blockc.authoring.newspec import NoDesignError
+    from blockc.authoring.specfiles import NoSpecError
+    from blockc.basics.distribution import MissingPackageError
+    from blockc.basics.errors import BlockcError, UsageError
     from blockc.bench.measure import Bench
     from blockc.bench.turns import WorkerError
-    from blockc.checking import check_text
-    from blockc.checkpoint import has_weights
-    from blockc.compile import Compiled
+    from blockc.checks.checking import check_text
+    from blockc.checks.doctor import Health
+    from blockc.checks.formats import Checked
+    from blockc.checks.policy import Policy
     from blockc.diff import Diff
     from blockc.diff.revision import RevisionError
-    from blockc.distribution import MissingPackageError
-    from blockc.doctor import Health
-    from blockc.errors import BlockcError, UsageError
-    from blockc.folder import FolderError
-    from blockc.formats import Checked
-    from blockc.newspec import NoDesignError
-    from blockc.policy import Policy
+    from blockc.graph.target import Target
+    from blockc.language.spec import Spec
+    from blockc.pipeline.compiled import Compiled
+    from blockc.products.folder import FolderError
     from blockc.proof import Proof
     from blockc.report import Report
     from blockc.runtime.opening import SessionError
     from blockc.source import Finding, SpecError
-    from blockc.spec import Spec
-    from blockc.specfiles import NoSpecError
-    from blockc.target import Target
-    from blockc.weights import CheckpointError
+    from blockc.weights.checkpoint import has_weights
+    from blockc.weights.rules import CheckpointError
 
 _MODULES = {
     "blockc.api.building": ("Built", "NotProvedError", "build", "verify"),
@@ -81,26 +81,26 @@ _MODULES = {
     "blockc.api.words": ("explain", "schema"),
     "blockc.bench.measure": ("Bench",),
     "blockc.bench.turns": ("WorkerError",),
-    "blockc.checking": ("check_text",),
-    "blockc.checkpoint": ("has_weights",),
-    "blockc.compile": ("Compiled",),
+    "blockc.checks.checking": ("check_text",),
+    "blockc.weights.checkpoint": ("has_weights",),
+    "blockc.pipeline.compiled": ("Compiled",),
     "blockc.diff": ("Diff",),
     "blockc.diff.revision": ("RevisionError",),
-    "blockc.distribution": ("MissingPackageError",),
-    "blockc.doctor": ("Health",),
-    "blockc.errors": ("BlockcError", "UsageError"),
-    "blockc.folder": ("FolderError",),
-    "blockc.formats": ("Checked",),
-    "blockc.newspec": ("NoDesignError",),
-    "blockc.policy": ("Policy",),
+    "blockc.basics.distribution": ("MissingPackageError",),
+    "blockc.checks.doctor": ("Health",),
+    "blockc.basics.errors": ("BlockcError", "UsageError"),
+    "blockc.products.folder": ("FolderError",),
+    "blockc.checks.formats": ("Checked",),
+    "blockc.authoring.newspec": ("NoDesignError",),
+    "blockc.checks.policy": ("Policy",),
     "blockc.proof": ("Proof",),
     "blockc.report": ("Report",),
     "blockc.runtime.opening": ("SessionError",),
     "blockc.source": ("Finding", "SpecError"),
-    "blockc.spec": ("Spec",),
-    "blockc.specfiles": ("NoSpecError",),
-    "blockc.target": ("Target",),
-    "blockc.weights": ("CheckpointError",),
+    "blockc.language.spec": ("Spec",),
+    "blockc.authoring.specfiles": ("NoSpecError",),
+    "blockc.graph.target": ("Target",),
+    "blockc.weights.rules": ("CheckpointError",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from blockc import folder
-from blockc.adapter import open_adapter
 from blockc.api.models import compile, twin  # noqa: A004
-from blockc.checkpoint import open_checkpoint
-from blockc.compile import PORTABLE, Compiled
-from blockc.distribution import packages
-from blockc.errors import BlockcError, UsageError
-from blockc.plan import Mode, Plan, plan
-from blockc.progress import Progress, silent
+from blockc.basics.distribution import packages
+from blockc.basics.errors import BlockcError, UsageError
+from blockc.basics.progress import Progress, silent
+from blockc.graph.target import Target
+from blockc.pipeline.compiled import PORTABLE, Compiled
+from blockc.products import folder
 from blockc.proof import Proof, prove, targets_of
-from blockc.target import Target
+from blockc.weights.adapter import open_adapter
+from blockc.weights.checkpoint import open_checkpoint
+from blockc.weights.plan import Mode, Plan, plan
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _refuse_idle(said: Mapping[str, object]) -> None:
 
 
 def _refuse_far(context: int) -> None:
-    from blockc.emit.ort import CUDA_CONTEXT
+    from blockc.ort.lowering import CUDA_CONTEXT
 
     if context > CUDA_CONTEXT:
         raise folder.FolderError(f"context {context}: a graph for CUDA tells positions apart up to {CUDA_CONTEXT}")

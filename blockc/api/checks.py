@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from blockc.api.listing import spec_files
-from blockc.checking import check_file
-from blockc.checking import check_files as _check_files
-from blockc.errors import UsageError
-from blockc.formats import FORMATS, Checked
-from blockc.policy import Policy, load_policy
+from blockc.authoring.specfiles import spec_file
+from blockc.basics.errors import UsageError
+from blockc.checks.checking import check_file
+from blockc.checks.checking import check_files as _check_files
+from blockc.checks.formats import FORMATS, Checked
+from blockc.checks.policy import Policy, load_policy
 from blockc.source import Finding, inert
-from blockc.specfiles import spec_file
 
 
 def policy(path: Path | str) -> Policy:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from blockc.api.models import compile  # noqa: A004
-from blockc.checking import misses
-from blockc.compile import compiled
+from blockc.authoring.specfiles import spec_file
+from blockc.basics.errors import UsageError
+from blockc.checks.checking import misses
 from blockc.diff import Diff, Side
 from blockc.diff import diff as _diff
 from blockc.diff.revision import at_revision
-from blockc.errors import UsageError
+from blockc.language.spec import from_tree
+from blockc.pipeline.compiled import compiled
 from blockc.source import MAX_BYTES, SpecError, inert, parse, read_bytes
-from blockc.spec import from_tree
-from blockc.specfiles import spec_file
 
 
 def diff(old: Path | str, new: Path | str | None = None, *, against: str | None = None) -> Diff:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from blockc.errors import UsageError
-from blockc.newspec import Sizes, budget_of, new_spec
+from blockc.authoring.newspec import Sizes, budget_of, new_spec
+from blockc.authoring.specfiles import spec_file
+from blockc.basics.errors import UsageError
+from blockc.language.spec.keys import name_fault
 from blockc.source import inert, read
-from blockc.spec.keys import name_fault
-from blockc.specfiles import spec_file
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from blockc.errors import UsageError
-from blockc.fmt import formatted
+from blockc.authoring.specfiles import named, spec_file, write_whole
+from blockc.basics.errors import UsageError
+from blockc.language.fmt import formatted
 from blockc.source import inert, read_bytes
-from blockc.specfiles import named, spec_file, write_whole
 
 
 @dataclass(frozen=True)

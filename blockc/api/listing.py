@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from blockc.distribution import layout_names, model_types, specs
+from blockc.authoring.specfiles import files_at
+from blockc.basics.distribution import layout_names, model_types, specs
 from blockc.source import plain, read
-from blockc.specfiles import files_at
 
 FORMAT = 1  # of the JSON
 

@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from blockc.checking import misses
-from blockc.checkpoint import open_checkpoint
-from blockc.compile import Compiled, compiled, compiled_tree
+from blockc.authoring.importtext import spec_text
+from blockc.authoring.specfiles import NoSpecError, model_file
+from blockc.basics.errors import CheckpointError
+from blockc.checks.checking import misses
+from blockc.graph.shrink import shrink
 from blockc.importing import config_file, read_config
-from blockc.importtext import spec_text
+from blockc.language.spec import from_tree
+from blockc.layouts import layout
+from blockc.pipeline.compiled import Compiled, compiled, compiled_tree
 from blockc.report import Report, report
 from blockc.report.sizes import byte_size
-from blockc.shrink import shrink
 from blockc.source import Finding, Mapping, SpecError, inert, override, read
-from blockc.spec import from_tree
-from blockc.specfiles import NoSpecError, model_file
-from blockc.weights import CheckpointError, group_sizes, layout, matched, misfit, rules
+from blockc.weights.checkpoint import open_checkpoint
+from blockc.weights.rules import group_sizes, matched, misfit, rules
 
 
 def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # noqa: A001
@@ -126,21 +128,21 @@ def figures(
 
 def show(model: Compiled, figured: Report | None = None) -> str:
     """The block drawn in text, the table of its matrices, and its figures."""
-    from blockc.show import text
+    from blockc.report.show import text
 
     return text(model.spec, model.decoder, figured or figures(model))
 
 
 def expanded(model: Compiled) -> str:
     """The block algebra that the spec's words stand for, as text."""
-    from blockc.show import expanded as text
+    from blockc.report.show import expanded as text
 
     return text(model.decoder)
 
 
 def table(figured: Sequence[Report]) -> str:
     """Models as a row each."""
-    from blockc.show import rows
+    from blockc.report.show import rows
 
     return rows(figured)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blockc.distribution import packages
-from blockc.errors import UsageError
-from blockc.target import Provider
+from blockc.basics.distribution import packages
+from blockc.basics.errors import UsageError
+from blockc.graph.target import Provider
 
 if TYPE_CHECKING:
     from blockc.bench.measure import Bench
-    from blockc.doctor import Health
+    from blockc.checks.doctor import Health
 
 
 @packages("run")
@@ -97,6 +97,6 @@ def bench(
 
 def doctor(folder: Path | str = ".") -> Health:
     """What this interpreter has of what blockc uses, whether it works, and the fix; hard links in the folder."""
-    from blockc.doctor import examined
+    from blockc.checks.doctor import examined
 
     return examined(Path(folder))

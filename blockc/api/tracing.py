@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockc import interp
-from blockc.compile import Compiled
-from blockc.errors import UsageError
-from blockc.ir import Function, Value, called, is_call
-from blockc.ops import Add, Array
-from blockc.weights import random_parameters
+from blockc.basics.errors import UsageError
+from blockc.graph import interp
+from blockc.ir import Array, Function, Value, called, is_call
+from blockc.ops import Add
+from blockc.pipeline.compiled import Compiled
+from blockc.weights.rules import random_parameters
 
 
 @dataclass(frozen=True)

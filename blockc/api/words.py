@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from blockc.basics.errors import UsageError
 from blockc.diagnostics import CODES
 from blockc.diagnostics.pages import entry, listed
-from blockc.errors import UsageError
 from blockc.source import inert, suggest
 
 LONGEST = 1000  # characters of what was asked for, in a message
@@ -32,6 +32,6 @@ def _near(name: str) -> str | None:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of the spec language."""
-    from blockc.spec.schema import schema
+    from blockc.language.spec.schema import schema
 
     return schema()

@@ -11,8 +11,8 @@ from typing import Any
 
 from blockc.bench.opening import opened, weights_of
 from blockc.bench.protocol import UnableError, drawn, memory, serve
+from blockc.graph.target import Provider
 from blockc.runtime import ProviderError, Session, SessionError
-from blockc.target import Provider
 
 
 class Candidate:

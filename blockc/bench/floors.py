@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from blockc.compile import Compiled
+from blockc.graph.target import Dtype, Target
 from blockc.ir import Function, Node
 from blockc.ops import Embed, Linear
+from blockc.pipeline.compiled import Compiled
 from blockc.report import DTYPES, report
 from blockc.report.graph import Scores, flops, holds_scores, mask_of
-from blockc.target import Dtype, Target
 
 Shape = tuple[int, int]
 _TIMED = 4  # distinct matrices whose products are timed

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from blockc.bench.protocol import UnableError, memory, serve
-from blockc.ops import Array
+from blockc.ir import Array
 
 _KERNELS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # which ones, where that is not left to OpenBLAS
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # each of ours has one

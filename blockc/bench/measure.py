@@ -13,11 +13,11 @@ import numpy as np
 from blockc.bench.floors import Work
 from blockc.bench.opening import disk_of, is_build, is_shared
 from blockc.bench.turns import Worker, WorkerError, by_turns, cores, python, started
-from blockc.compile import compiled
+from blockc.graph.target import Provider
+from blockc.language.spec import load
+from blockc.pipeline.compiled import compiled
 from blockc.runtime import SessionError
 from blockc.runtime.opening import manifest_of
-from blockc.spec import load
-from blockc.target import Provider
 
 STEPS = 32  # of a decode in a turn
 _READS, _PRODUCTS = 5, 5

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from blockc.jsonfile import FileError, json_object
-from blockc.manifest import MANIFEST, MODEL
+from blockc.basics.jsonfile import FileError, json_object
+from blockc.graph.target import Provider
+from blockc.products.manifest import MANIFEST, MODEL
 from blockc.runtime import Session, SessionError
 from blockc.runtime.opening import ONNX_FLOATS, Opened, Past, session_at
-from blockc.target import Provider
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _INT64 = 7

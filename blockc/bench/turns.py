@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from blockc.distribution import missing
-from blockc.errors import BlockcError
+from blockc.basics.distribution import missing
+from blockc.basics.errors import BlockcError
 
 T = TypeVar("T")
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"

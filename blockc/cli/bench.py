@@ -64,7 +64,7 @@ def bench(
     if output is None:
         emit(said)
     else:
-        from blockc.specfiles import write_whole
+        from blockc.authoring.specfiles import write_whole
 
         write_whole(output, said)
     if plot is not None:
@@ -85,7 +85,7 @@ def _refuse_plot(path: Path | None) -> None:
     """Before anything is measured."""
     from importlib.util import find_spec
 
-    from blockc.distribution import missing
+    from blockc.basics.distribution import missing
 
     if path is None:
         return

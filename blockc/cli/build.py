@@ -25,7 +25,7 @@ from blockc.cli.common import (
 from blockc.cli.terminal import Progress
 
 if TYPE_CHECKING:
-    from blockc.target import Logits
+    from blockc.graph.target import Logits
 
 NO_PATHS: list[Path] = []
 
@@ -133,8 +133,8 @@ def build(
 ) -> None:
     """Write model.py, model.onnx and their report, all or nothing, and prove the spec's tiny twin."""
     from blockc import api
-    from blockc.specfiles import model_file
-    from blockc.target import DEFAULT, Target
+    from blockc.authoring.specfiles import model_file
+    from blockc.graph.target import DEFAULT, Target
 
     file = model_file(spec)
     if weights is None and file.is_dir() and api.has_weights(file):

@@ -15,7 +15,7 @@ from blockc.cli.files import STDIN, Output, spec_files
 from blockc.cli.terminal import emit
 
 if TYPE_CHECKING:
-    from blockc.formats import Checked
+    from blockc.checks.formats import Checked
 
 
 class Format(StrEnum):
@@ -51,7 +51,7 @@ def check(
 ) -> None:
     """Check specs and print what is wrong, at file:line:column. The exit code is 1 if anything is."""
     from blockc import api
-    from blockc.specfiles import write_whole
+    from blockc.authoring.specfiles import write_whole
 
     files = spec_files(paths)
     checked = _checked(files, assignments, policy, strict)
@@ -70,10 +70,10 @@ def check(
 
 def _checked(files: Sequence[str], assignments: Sequence[str], policy: Path | None, strict: bool) -> Iterator[Checked]:
     """In the order of the files."""
-    from blockc.checking import check_files, check_text
-    from blockc.formats import STDIN as IN
-    from blockc.formats import Checked
-    from blockc.policy import load_policy
+    from blockc.checks.checking import check_files, check_text
+    from blockc.checks.formats import STDIN as IN
+    from blockc.checks.formats import Checked
+    from blockc.checks.policy import load_policy
     from blockc.source import MAX_BYTES
 
     bounds = load_policy(policy) if policy else None
@@ -88,7 +88,7 @@ def _checked(files: Sequence[str], assignments: Sequence[str], policy: Path | No
 
 def _print(checked: Iterator[Checked], quiet: bool) -> bool:
     """Findings to stderr as they come, and to stdout what is right, if that is wanted. Whether anything is wrong."""
-    from blockc.formats import text
+    from blockc.checks.formats import text
 
     every: list[Checked] = []
     for each in checked:

@@ -96,7 +96,7 @@ app.callback()(_globals)
 
 def complete_spec(incomplete: str) -> list[str]:
     """Names of specs, for the shell; where no name begins so, it completes files."""
-    from blockc.distribution import specs
+    from blockc.basics.distribution import specs
 
     return [name for name in specs() if name.startswith(incomplete)]
 
@@ -196,8 +196,8 @@ def _expected(fault: Any) -> str:
 
 def _said(error: Exception) -> int:
     """What an error is to the user: the spec's fault, the machine's, or ours."""
-    from blockc.distribution import MissingPackageError, missing
-    from blockc.errors import BlockcError, UsageError
+    from blockc.basics.distribution import MissingPackageError, missing
+    from blockc.basics.errors import BlockcError, UsageError
     from blockc.source import SpecError
 
     if isinstance(error, SpecError):

@@ -35,7 +35,7 @@ Output = Annotated[
 
 def spec_files(paths: list[str]) -> list[str]:
     """The files that these words mean, each once, and - for stdin."""
-    from blockc.specfiles import files_at
+    from blockc.authoring.specfiles import files_at
 
     found = {os.path.normpath(file): file for path in paths for file in ([path] if path == STDIN else files_at(path))}
     if not found:

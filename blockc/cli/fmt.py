@@ -32,7 +32,7 @@ def fmt(
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change.")] = False,
 ) -> None:
     """Put the keys and numbers of specs into one form. Values and comments stay."""
-    from blockc.specfiles import named
+    from blockc.authoring.specfiles import named
 
     files = spec_files(paths)
     if not (check or diff) and (comes := [path for path in paths if named(path)]):
@@ -65,8 +65,8 @@ def _file(path: str, check: bool, diff: bool) -> bool:
 
 def _stdin(check: bool, diff: bool) -> bool:
     from blockc.api import Formatted
-    from blockc.fmt import formatted
-    from blockc.formats import STDIN as IN
+    from blockc.checks.formats import STDIN as IN
+    from blockc.language.fmt import formatted
     from blockc.source import MAX_BYTES
 
     old = sys.stdin.buffer.read(MAX_BYTES + 1)

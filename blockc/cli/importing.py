@@ -21,7 +21,7 @@ def import_(
 ) -> None:
     """Write the spec of a published model. Every key of its config.json is understood, or the import fails."""
     from blockc import api
-    from blockc.specfiles import write_whole
+    from blockc.authoring.specfiles import write_whole
 
     imported = api.imported_spec(path)
     print_findings(imported.warnings)

@@ -37,8 +37,8 @@ def new(
 ) -> None:
     """Write a spec with the ratios of another: width, depth and heads for a budget of parameters."""
     from blockc import api
-    from blockc.newspec import budget_of
-    from blockc.specfiles import write_whole
+    from blockc.authoring.newspec import budget_of
+    from blockc.authoring.specfiles import write_whole
 
     path = out or Path(f"{name}.yaml")
     try:

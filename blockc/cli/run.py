@@ -71,8 +71,8 @@ def run(
         stop(USAGE, "--cuda-graph is for --ep cuda")
     choose = _choose(temperature, top_k, top_p, seed)
     texts = _texts(prompt)
-    from blockc.distribution import missing
-    from blockc.errors import UsageError
+    from blockc.basics.distribution import missing
+    from blockc.basics.errors import UsageError
     from blockc.runtime import ProviderError, Session, SessionError
     from blockc.runtime.chat import prompt_ids
     from blockc.runtime.text import Tokenizer
@@ -96,7 +96,7 @@ def run(
 
 
 def _choose(temperature: float, top_k: int | None, top_p: float | None, seed: int | None) -> Choose:
-    from blockc.errors import UsageError
+    from blockc.basics.errors import UsageError
     from blockc.runtime.sampling import chosen
 
     try:

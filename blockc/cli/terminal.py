@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TextIO
 
-from blockc.errors import listed
+from blockc.basics.errors import listed
 
 LONGEST = 2000  # characters of a line of a message
 MOST = 60  # lines of a message

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from blockc.basics.errors import listed
 from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Quiet, Set, app, complete_spec, say, stop
 from blockc.cli.terminal import Progress, plain
-from blockc.errors import listed
 
 
 @app.command()

@@ -12,7 +12,7 @@ from blockc.diff.changes import Change, folded
 from blockc.diff.side import Key, Side, Slot, part_keys, top_keys
 from blockc.ir import Function, Node, called
 from blockc.source import Place
-from blockc.weights import Rule
+from blockc.weights.rules import Rule
 
 Shape = tuple[int, ...]
 

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
-from blockc.ir import Function, Node, Type, Value, called, is_call, parameters
-from blockc.ops import Add, Op
+from blockc.ir import Function, Node, Op, Type, Value, called, is_call, parameters
+from blockc.ops import Add
 
 Ref = tuple[object, ...]
 

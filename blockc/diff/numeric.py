@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from blockc.build import steps
 from blockc.diff.changes import Change, unnumbered
 from blockc.diff.checkpoint import Renames
 from blockc.diff.functions import Differs, View, compare, layer, root
 from blockc.diff.side import Key, Side, part_keys, spelled, top_keys
+from blockc.graph.build import steps
 from blockc.source import Place
 
 

@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from blockc.errors import UsageError
+from blockc.basics.errors import UsageError
 
 MAX_WAIT = 60  # seconds
 

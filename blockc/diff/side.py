@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from blockc.algebra import Leaf, canonical, leaves
-from blockc.compile import Compiled
 from blockc.ir import Function, Node, called, is_call, parameters
-from blockc.parts import PARTS
+from blockc.language.algebra import Leaf, canonical, leaves
+from blockc.language.parts import PARTS
+from blockc.language.spec import Layer, written
+from blockc.layouts import layout
+from blockc.pipeline.compiled import Compiled
 from blockc.report import report
 from blockc.source import Place, at, key_place
-from blockc.spec import Layer, written
-from blockc.weights import Rule, group_sizes, layout, rules
+from blockc.weights.rules import Rule, group_sizes, rules
 
 Path = tuple[str, ...]
 TOP = ("vocab", "width", "context", "embedding", "positions", "head")  # what is said once for the model

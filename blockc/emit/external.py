@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 from google.protobuf.message import Message
 
-from blockc.plan import Reference
+from blockc.weights.plan import Reference
 
 _TYPES = {
     "F16": onnx.TensorProto.FLOAT16,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from blockc.ir import Function, is_call
-from blockc.weights import Pattern, Patterns, group_sizes, layout, patterns
+from blockc.layouts import layout
+from blockc.weights.rules import Pattern, Patterns, group_sizes, patterns
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,25 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from blockc import target
-from blockc.ir import B, Dim, Dtype, Function, M, Node, P, S, T, Type, Value, parameters
-from blockc.ops import Array, OnnxBuilder, OnnxValue, Op
+from blockc.graph import target
+from blockc.ir import (
+    Array,
+    B,
+    Dim,
+    Dtype,
+    Function,
+    M,
+    Node,
+    OnnxBuilder,
+    OnnxValue,
+    Op,
+    P,
+    S,
+    T,
+    Type,
+    Value,
+    parameters,
+)
 
 OPSET = 23
 _LATER = {"TensorScatter": 24}  # the opset that an operator came with, where that is a later one

@@ -17,8 +17,8 @@ from typing import Any
 import jinja2
 
 from blockc.emit.loading import Loading
-from blockc.ir import Function, Loop, Node, T, Type, Value, called, functions, is_call, parameters, period, roll
-from blockc.ops import Input, Linear
+from blockc.ir import Function, Input, Loop, Node, T, Type, Value, called, functions, is_call, parameters, period, roll
+from blockc.ops import Linear
 
 _LINE, _BODY = 120, " " * 8  # of model.py
 

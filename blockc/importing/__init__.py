@@ -9,11 +9,12 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from blockc.basics.errors import shown
 from blockc.diagnostics.importing import CONFIG_MISSING, CONFIG_VALUE, MODEL_TYPE, QUANTISED_WEIGHTS, READ_OTHERWISE
 from blockc.importing.layers import with_layers
 from blockc.importing.maps import load_map, model_types
 from blockc.importing.values import MOST_LAYERS, Names, Reading
-from blockc.safetensors import shown
+from blockc.language.spec.keys import name_fault
 from blockc.source import (
     Entry,
     Finding,
@@ -29,7 +30,6 @@ from blockc.source import (
     suggest,
 )
 from blockc.source.jsontext import is_null, parse_json
-from blockc.spec.keys import name_fault
 
 CONFIG = "config.json"
 QUANTISED = ("quantization_config", "compression_config")

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from blockc.ir import Function, Node, called, functions, is_call, parameters
+from blockc.basics.errors import shown
+from blockc.ir import Function, Node, Op, called, functions, is_call, parameters
 from blockc.ops import (
     Alibi,
     Attention,
@@ -25,7 +26,6 @@ from blockc.ops import (
     Llama3Scaling,
     LongropeByLength,
     LongropeScaling,
-    Op,
     QuickGelu,
     Relu,
     Relu2,
@@ -39,7 +39,6 @@ from blockc.ops import (
     Xielu,
     YarnScaling,
 )
-from blockc.safetensors import shown
 
 Value = int | float | str | bool | tuple[float, ...] | None
 CLOSE = 1e-6  # a file's float is one of 32 bits

@@ -8,8 +8,8 @@ from itertools import groupby
 
 from blockc.diagnostics.importing import CONFIG_VALUE
 from blockc.importing.values import Reading, is_none
+from blockc.language.spec.layers import merge
 from blockc.source import Entry, Mapping, Place, Scalar, Sequence, SpecError, Tree, at, finding, plain
-from blockc.spec.layers import merge
 
 CLOSE = 1e-9
 SEARCHED = 256  # layers before which a pattern must begin

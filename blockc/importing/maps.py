@@ -37,8 +37,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
+from blockc.basics.distribution import model_types as model_types
 from blockc.diagnostics.importing import IMPORT_MAP
-from blockc.distribution import model_types as model_types
 from blockc.source import (
     Entry,
     Finding,

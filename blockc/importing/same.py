@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 
-from blockc.ir import Function, Node, Value, called, is_call
-from blockc.ops import Add, Alibi, Mul, Op, RotaryTable, Visible
+from blockc.ir import Function, Node, Op, Value, called, is_call
+from blockc.ops import Add, Alibi, Mul, RotaryTable, Visible
 
 Key = tuple[object, ...]
 

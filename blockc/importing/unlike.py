@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from blockc.algebra import elaborate
-from blockc.build import build
+from blockc.basics.errors import CheckpointError
+from blockc.basics.jsonfile import FileError, bounded
+from blockc.graph.build import build
 from blockc.importing import CONFIG, Imported, from_tree_of, has_map
 from blockc.importing.figures import Value, by_layer, figures, same, text
 from blockc.importing.same import ops, same_function
 from blockc.ir import Function, GraphError
-from blockc.jsonfile import FileError, bounded
-from blockc.safetensors import CheckpointError
+from blockc.language.algebra import elaborate
+from blockc.language.spec import from_tree
 from blockc.source import Finding, SpecError, Tree, at, plain, render
 from blockc.source import Mapping as MappingTree
 from blockc.source.jsontext import parse_json
-from blockc.spec import from_tree
 
 MOST = 1 << 24  # bytes
 Path_ = tuple[str, ...]

@@ -1,25 +1,17 @@
-"""The intermediate representation: dims, typed nodes, functions, the loop view of them, and their text."""
+"""The intermediate representation: dims, ops, typed nodes, functions, the loop view of them, and their text."""
 
+from blockc.ir.call import Call, Input, called, is_call
 from blockc.ir.dims import B, Dim, M, P, S, T, dim, product, symbol
-from blockc.ir.nodes import (
-    Dtype,
-    Function,
-    GraphError,
-    Interner,
-    Node,
-    Param,
-    Type,
-    Value,
-    apply,
-    node,
-    tensor,
-)
+from blockc.ir.nodes import Function, Interner, Node, Value, apply, node
+from blockc.ir.op import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, State, TokenAxes, expect
 from blockc.ir.printer import functions, render
-from blockc.ir.roll import Loop, called, is_call, period, roll
+from blockc.ir.roll import Loop, period, roll
+from blockc.ir.types import Dtype, GraphError, Param, Type, tensor
 from blockc.ir.walk import inline, parameters
 
 __all__ = [
-    "B", "Dim", "Dtype", "Function", "GraphError", "Interner", "Loop", "M", "Node", "P", "Param", "S", "T", "Type",
-    "Value", "apply", "called", "dim", "functions", "inline", "is_call", "node", "parameters", "period", "product",
-    "render", "roll", "symbol", "tensor",
+    "Array", "Arrays", "B", "Call", "Dim", "Dtype", "Function", "GraphError", "Input", "Interner", "Loop", "M", "Node",
+    "OnnxBuilder", "OnnxValue", "Op", "P", "Param", "S", "Sample", "State", "T", "TokenAxes", "Type", "Value", "apply",
+    "called", "dim", "expect", "functions", "inline", "is_call", "node", "parameters", "period", "product", "render",
+    "roll", "symbol", "tensor",
 ]  # fmt: skip

@@ -13,60 +13,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
 
-from blockc.errors import BlockcError
-from blockc.ir.dims import Dim, dim
+from blockc.ir.op import Op
+from blockc.ir.types import GraphError, Param, Type
 from blockc.source import Place
 
-if TYPE_CHECKING:
-    from blockc.ops.base import Op
-
-Dtype = Literal["float", "float32", "int", "int32", "bool"]
 _serial = itertools.count()
-
-
-class GraphError(BlockcError):
-    """A graph that does not hold together: the message, and the place in the spec that it comes from, where known."""
-
-    def __init__(self, message: str, place: Place | None = None, *, expected: str = "", got: str = "") -> None:
-        super().__init__(message)
-        self.place, self.expected, self.got = place, expected, got
-
-
-@dataclass(frozen=True)
-class Type:
-    """What a value is: dtype (float is the model's own, int is int64, float32 and int32 themselves), symbolic shape."""
-
-    dtype: Dtype
-    shape: tuple[Dim, ...]
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
-
-    def with_axis(self, axis: int, size: Dim | int) -> Type:
-        return Type(self.dtype, (*self.shape[:axis], dim(size), *self.shape[axis + 1 :]))
-
-
-def tensor(dtype: Dtype, *shape: Dim | int) -> Type:
-    return Type(dtype, tuple(dim(size) for size in shape))
-
-
-@dataclass(frozen=True)
-class Param:
-    """One learned tensor, named relative to the function that holds it. Sharing a Param is tying."""
-
-    name: str
-    shape: tuple[int, ...]
-    role: Literal["matrix", "table", "gain", "bias"]
-    neutral: float = 0.0  # where an untrained model starts: 1 for a gain, 0 for a bias or for the gain of (1 + w)
-
-    @property
-    def size(self) -> int:
-        total = 1
-        for extent in self.shape:
-            total *= extent
-        return total
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from blockc.ir.call import called, is_call
 from blockc.ir.nodes import Function, Node, Value
-from blockc.ir.roll import Loop, called, is_call, period, roll
+from blockc.ir.roll import Loop, period, roll
 
 
 def render(function: Function) -> str:

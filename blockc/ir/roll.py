@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from blockc.ir.call import called, is_call
 from blockc.ir.nodes import Function, Node, Value
-
-if TYPE_CHECKING:
-    from blockc.ops.base import Call
 
 
 @dataclass(frozen=True)
@@ -28,11 +25,6 @@ class Loop:
     @property
     def functions(self) -> tuple[Function, ...]:
         return tuple(called(call) for call in self.calls)
-
-
-def called(call: Node) -> Function:
-    op: Call = call.op  # type: ignore[assignment]
-    return op.function
 
 
 def period(items: tuple[object, ...]) -> int:
@@ -74,10 +66,6 @@ def _continues(previous: Node, current: Node) -> bool:
         return False
     fed = [i for i, value in enumerate(current.inputs) if value == previous[0]]
     return len(fed) == 1 and "." in current.name and _signature(previous) == _signature(current)
-
-
-def is_call(n: Node) -> bool:
-    return hasattr(n.op, "function")
 
 
 def _loop(calls: list[Node]) -> Loop:

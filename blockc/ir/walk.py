@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from blockc.ir.call import called, is_call
 from blockc.ir.nodes import Function, Node, Param, Value
-from blockc.ir.roll import called, is_call
 
 
 def parameters(function: Function) -> dict[str, Param]:

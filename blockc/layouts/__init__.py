@@ -19,8 +19,8 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import cast
 
+from blockc.basics.errors import BlockcError
 from blockc.diagnostics.layouts import LAYOUT, LAYOUT_VERSION
-from blockc.errors import BlockcError
 from blockc.source import Entry, Finding, Place, Scalar, Sequence, SpecError, Tree, finding, parse, plain, suggest
 from blockc.source import Mapping as MappingTree
 

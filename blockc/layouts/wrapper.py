@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from blockc.errors import listed
+from blockc.basics.errors import listed
 from blockc.layouts import LayoutError
 from blockc.source import parse, plain
 

@@ -1,8 +1,8 @@
-"""The ops, all of them. Each holds its rules: read base.py for what those are."""
+"""The ops, all of them. Each holds its rules: ir/op.py says what those are."""
 
+from blockc.ir import Op
 from blockc.ops.alibi import Alibi
 from blockc.ops.attention import Attention, Extend, LastIndex, MergeHeads, SplitHeads, TakeToken
-from blockc.ops.base import Array, Arrays, Call, Input, OnnxBuilder, OnnxValue, Op, Sample, State, TokenAxes
 from blockc.ops.elementwise import (
     Add,
     ClampedSwiglu,
@@ -62,11 +62,53 @@ ALL: tuple[type[Op], ...] = (
 )  # fmt: skip
 
 __all__ = [
-    "ALL", "FAR", "Add", "Alibi", "Array", "Arrays", "Attention", "ByLength", "Call", "ClampedSwiglu", "Clip",
-    "DynamicScaling", "Embed", "Extend", "Gelu", "GeluTanh", "HeadGain", "Input", "KeyPositions", "LastIndex",
-    "LayerNorm", "Linear", "LinearScaling", "Llama3Scaling", "Longest", "LongropeByLength", "LongropeScaling",
-    "MergeHeads", "Mul", "OnnxBuilder", "OnnxValue", "Op", "QueryPositions", "QuickGelu", "Relu", "Relu2", "RmsNorm",
-    "Rotary", "RotaryInterleaved", "RotaryTable", "Sample", "Scale", "Scaling", "Shift", "Sides", "Silu",
-    "SinkAttention", "Sinks", "Sinusoidal", "Softcap", "SplitHeads", "State", "TakeToken", "TokenAxes", "Top",
-    "Visible", "VisibleBothWays", "Xielu", "YarnScaling",
+    "ALL",
+    "FAR",
+    "Add",
+    "Alibi",
+    "Attention",
+    "ByLength",
+    "ClampedSwiglu",
+    "Clip",
+    "DynamicScaling",
+    "Embed",
+    "Extend",
+    "Gelu",
+    "GeluTanh",
+    "HeadGain",
+    "KeyPositions",
+    "LastIndex",
+    "LayerNorm",
+    "Linear",
+    "LinearScaling",
+    "Llama3Scaling",
+    "Longest",
+    "LongropeByLength",
+    "LongropeScaling",
+    "MergeHeads",
+    "Mul",
+    "QueryPositions",
+    "QuickGelu",
+    "Relu",
+    "Relu2",
+    "RmsNorm",
+    "Rotary",
+    "RotaryInterleaved",
+    "RotaryTable",
+    "Scale",
+    "Scaling",
+    "Shift",
+    "Sides",
+    "Silu",
+    "SinkAttention",
+    "Sinks",
+    "Sinusoidal",
+    "Softcap",
+    "SplitHeads",
+    "TakeToken",
+    "Top",
+    "Visible",
+    "VisibleBothWays",
+    "Xielu",
+    "YarnScaling",
 ]  # fmt: skip

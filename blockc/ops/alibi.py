@@ -8,9 +8,8 @@ from math import ceil, inf, log2
 
 import numpy as np
 
-from blockc.ir import Type, dim
+from blockc.ir import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, Type, dim, expect
 from blockc.ir.reach import Reach
-from blockc.ops.base import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, expect
 from blockc.ops.position import FAR, Visible
 
 

@@ -7,20 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.ir import Dim, Type, dim, product
+from blockc.ir import Arrays, Dim, OnnxBuilder, OnnxValue, Op, Sample, State, TokenAxes, Type, dim, expect, product
 from blockc.ir.reach import Allows, Clock, Constant, Leaks, Reach, Tokens, along
-from blockc.ops.base import (
-    Arrays,
-    OnnxBuilder,
-    OnnxValue,
-    Op,
-    Sample,
-    State,
-    TokenAxes,
-    expect,
-    last,
-    rand,
-)
+from blockc.ops.base import last, rand
 
 
 @dataclass(frozen=True)

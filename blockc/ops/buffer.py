@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.ir import Type
+from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Op, Sample, Type, expect
 from blockc.ir.reach import Clock, Constant, Leaks, Reach, Tokens, along
-from blockc.ops.base import Arrays, OnnxBuilder, OnnxValue, Op, Sample, expect, rand
+from blockc.ops.base import rand
 
 
 @dataclass(frozen=True)

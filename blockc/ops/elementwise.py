@@ -8,7 +8,8 @@ from math import pi, sqrt
 
 import numpy as np
 
-from blockc.ops.base import Array, Arrays, Elementwise, OnnxBuilder, OnnxValue, Sample, rand
+from blockc.ir import Array, Arrays, OnnxBuilder, OnnxValue, Sample
+from blockc.ops.base import Elementwise, rand
 
 STEEP = 1.702  # with which a sigmoid is closest to the normal distribution function
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from blockc.ops.base import Arrays, Sample
+from blockc.ir import Arrays, Sample
 from blockc.ops.rotary import Rotary, turned
 
 

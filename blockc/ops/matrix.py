@@ -7,19 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.ir import Dim, Param, Type, dim, product
-from blockc.ops.base import (
-    Arrays,
-    Elementwise,
-    OnnxBuilder,
-    OnnxValue,
-    Op,
-    Sample,
-    TokenAxes,
-    expect,
-    last,
-    rand,
-)
+from blockc.ir import Arrays, Dim, OnnxBuilder, OnnxValue, Op, Param, Sample, TokenAxes, Type, dim, expect, product
+from blockc.ops.base import Elementwise, last, rand
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.ir import Type, dim
+from blockc.ir import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, Type, dim, expect
 from blockc.ir.reach import Allows, Clock, Constant, Leaks, Length, Places, Reach, Tokens, along
-from blockc.ops.base import Array, Arrays, Elementwise, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, expect, rand
+from blockc.ops.base import Elementwise, rand
 from blockc.ops.rotary import angles
 
 FAR = 2**30  # the position of padding: beyond every query

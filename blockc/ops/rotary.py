@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from blockc.ir import Type, dim
+from blockc.ir import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, Type, dim, expect
 from blockc.ir.reach import Constant, Length, Reach
-from blockc.ops.base import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, expect, rand
+from blockc.ops.base import rand
 from blockc.ops.scaling import (
     ByLength,
     DynamicScaling,

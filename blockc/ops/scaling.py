@@ -9,7 +9,7 @@ from textwrap import fill, indent
 
 import numpy as np
 
-from blockc.ops.base import Array, OnnxBuilder, OnnxValue
+from blockc.ir import Array, OnnxBuilder, OnnxValue
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.ir import Param, Type, dim
+from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Op, Param, Sample, TokenAxes, Type, dim, expect
 from blockc.ir.reach import Constant, Reach
 from blockc.ops.attention import Attention
-from blockc.ops.base import Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, expect, rand
+from blockc.ops.base import rand
 
 
 @dataclass(frozen=True)

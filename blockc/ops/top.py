@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.ir import Type, dim
-from blockc.ops.base import Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, expect, last, rand
+from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, Type, dim, expect
+from blockc.ops.base import last, rand
 
 
 @dataclass(frozen=True)

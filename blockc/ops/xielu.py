@@ -8,8 +8,8 @@ from math import expm1, log
 
 import numpy as np
 
-from blockc.ir import Param
-from blockc.ops.base import Array, Arrays, Elementwise, OnnxBuilder, OnnxValue, Sample, rand
+from blockc.ir import Array, Arrays, OnnxBuilder, OnnxValue, Param, Sample
+from blockc.ops.base import Elementwise, rand
 
 SLOPE, FLOOR = 0.5, -1e-6  # beta and eps, which are not trained
 START = 0.8  # the curvature on either side in the beginning

@@ -3,14 +3,11 @@
 from blockc.ir import inline
 from blockc.passes.buffer import WHERE, with_buffer
 from blockc.passes.cache import with_cache
-from blockc.passes.fuse import Fused, Unfused, fuse
-from blockc.passes.join import Joined, Parts, join_projections
 from blockc.passes.last_token import last_token
 from blockc.passes.sides import sides
 from blockc.passes.top import TOKENS, VALUES, top
 from blockc.passes.verify import verify
 
 __all__ = [
-    "TOKENS", "VALUES", "WHERE", "Fused", "Joined", "Parts", "Unfused", "fuse", "inline", "join_projections",
-    "last_token", "sides", "top", "verify", "with_buffer", "with_cache",
+    "TOKENS", "VALUES", "WHERE", "inline", "last_token", "sides", "top", "verify", "with_buffer", "with_cache",
 ]  # fmt: skip

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blockc.ir import B, Function, GraphError, M, Node, P, T, Type, Value
-from blockc.ops import Extend, Input, QueryPositions
+from blockc.ir import B, Function, GraphError, Input, M, Node, P, T, Type, Value
+from blockc.ops import Extend, QueryPositions
 from blockc.ops.buffer import PositionsFrom, Write
 
 WHERE = "write_indices"

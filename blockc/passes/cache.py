@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from blockc.ir import Function, GraphError, Node, P, T, Type, Value, apply, called, is_call
-from blockc.ops import Call, Extend, Input
+from blockc.ir import Call, Function, GraphError, Input, Node, P, T, Type, Value, apply, called, is_call
+from blockc.ops import Extend
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from blockc.ir import Function, GraphError, Node, Value, called, functions, is_call
+from blockc.ir import Function, GraphError, Input, Node, Value, called, functions, is_call
 from blockc.ir.reach import Constant, Leaks, Places, Reach, Tokens
-from blockc.ops import Input
 
 POSITIONS = "position_ids"  # where tokens stand, of all inputs
 

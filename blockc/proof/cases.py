@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blockc.ops import Array, Sides
+from blockc.ir import Array
+from blockc.ops import Sides
 
 TOKENS = 13  # beyond a twin's window and past the first of its wavelengths
 SHORT = 7

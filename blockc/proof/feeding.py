@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.ir import Function, Node, S
-from blockc.ops import Array, Input, Top
-from blockc.ops.fused import RowQueryAttention
+from blockc.ir import Array, Function, Input, Node, S
+from blockc.ops import Top
+from blockc.ort.ops import RowQueryAttention
 from blockc.passes import TOKENS, VALUES, WHERE
 from blockc.proof.cases import Case
 

@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from blockc.compile import PORTABLE, Compiled
-from blockc.ops import Array, Top
-from blockc.ops.fused import GroupQueryAttention, RowQueryAttention
-from blockc.progress import Progress, silent
+from blockc.basics.progress import Progress, silent
+from blockc.graph.target import Target
+from blockc.ir import Array
+from blockc.ops import Top
+from blockc.ort.ops import GroupQueryAttention, RowQueryAttention
+from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.proof.cases import Case, cases
 from blockc.proof.feeding import pasts
 from blockc.proof.runners import Answer, Onnx, Oracle, Params, Runner, Torch, Values
-from blockc.target import Target
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 
 # Of the logits' own standard deviation. fp32 rounding stays ten times below it; a wrong GELU is ten times above.
 # fp16 has eleven bits, so that its graphs are compared with the oracle on weights that have no more.

@@ -14,11 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from blockc import interp
-from blockc.compile import with_joined
-from blockc.ir import Function
-from blockc.ops import Array
-from blockc.passes import Parts
+from blockc.graph import interp
+from blockc.ir import Array, Function
+from blockc.ir.derive import Parts
+from blockc.pipeline.compiled import with_joined
 from blockc.proof.cases import Case
 from blockc.proof.feeding import chunked, feeds
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockc.algebra import Chain, Leaf, Residual, Scaled, Sum, Term
+from blockc.language.algebra import Chain, Leaf, Residual, Scaled, Sum, Term
 
 Box = list[str]  # lines of one width; a value comes in at the left of the first and leaves at its right
 

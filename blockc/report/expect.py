@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from blockc.algebra import Decoder
 from blockc.diagnostics.figures import EXPECT
 from blockc.ir import Function
+from blockc.language.algebra import Decoder
+from blockc.language.spec import Bounds, Spec
 from blockc.report.figures import LayerSizes, Parameters, count
 from blockc.report.graph import Graph
 from blockc.report.memory import growth, growth_per_kind
 from blockc.source import Finding, finding, key_place
-from blockc.spec import Bounds, Spec
 
 
 def expect_misses(spec: Spec, decoder: Decoder, function: Function) -> list[Finding]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blockc.ir import Function, Node, P, Type, Value, called, is_call
-from blockc.ops import Input
+from blockc.ir import Function, Input, Node, P, Type, Value, called, is_call
 from blockc.report.graph import Bytes, Graph, holds_scores, mask_of, same
 from blockc.report.schedule import Schedule
 

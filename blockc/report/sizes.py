@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from blockc.errors import UsageError
+from blockc.basics.errors import UsageError
 
 _UNITS = {
     "": 1,

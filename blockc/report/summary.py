@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from blockc.algebra import Decoder
-from blockc.errors import UsageError
+from blockc.basics.errors import UsageError
 from blockc.ir import Function
+from blockc.language.algebra import Decoder
+from blockc.language.spec import Spec
 from blockc.report.figures import Flops, Parameters, count, work
 from blockc.report.graph import DTYPES, Graph
 from blockc.report.matrices import Block, blocks
 from blockc.report.memory import Cache, Memory, activations, cache
-from blockc.spec import Spec
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blockc.ops import Array
+from blockc.ir import Array
 from blockc.runtime.opening import Opened, Past
 
 _NUMPY = {1: np.float32, 7: np.int64, 10: np.float16, 16: np.uint16}  # by onnx's number; bf16 as its bits

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from blockc.errors import UsageError
-from blockc.jsonfile import FileError, bounded
+from blockc.basics.errors import UsageError
+from blockc.basics.jsonfile import FileError, bounded
 from blockc.runtime import template
 from blockc.runtime.opening import SessionError
 from blockc.runtime.text import Tokenizer, json_object

@@ -9,15 +9,14 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from blockc.checkpoint import linked_checkpoint
-from blockc.compile import compiled
-from blockc.errors import BlockcError
-from blockc.manifest import MANIFEST, MODEL, SPEC, FolderError, Manifest, digest_of, is_source, misstated, read
+from blockc.basics.errors import BlockcError, CheckpointError
+from blockc.graph.target import Padding, Provider, Target
+from blockc.language.spec import load
 from blockc.ops import Sides
 from blockc.passes import TOKENS, VALUES
-from blockc.spec import load
-from blockc.target import Padding, Provider, Target
-from blockc.weights import CheckpointError
+from blockc.pipeline.compiled import compiled
+from blockc.products.manifest import MANIFEST, MODEL, SPEC, FolderError, Manifest, digest_of, is_source, misstated, read
+from blockc.weights.checkpoint import linked_checkpoint
 
 Feeding = Literal["joined", "buffer", "rows"]
 PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}

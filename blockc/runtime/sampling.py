@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.errors import UsageError
-from blockc.ops import Array
+from blockc.basics.errors import UsageError
+from blockc.ir import Array
 
 
 @dataclass(frozen=True)

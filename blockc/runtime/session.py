@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from blockc.ops import Array, Sides
+from blockc.graph.target import Provider
+from blockc.ir import Array
+from blockc.ops import Sides
 from blockc.passes import TOKENS, VALUES
 from blockc.runtime.cache import Cache, Held
 from blockc.runtime.opening import INT64, Opened, SessionError, opened
 from blockc.runtime.sampling import Choose, Logits, Sampler, Top, greedy
 from blockc.runtime.step import Step
-from blockc.safetensors import widened
-from blockc.target import Provider
+from blockc.weights.safetensors import widened
 
 ROUND = 256  # tokens by which the buffers of a captured step are made longer, so that few lengths are captured
 

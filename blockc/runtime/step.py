@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from blockc.ops import Array
+from blockc.ir import Array
 from blockc.runtime.cache import Cache, Held, Placed
 from blockc.runtime.opening import INT64
 

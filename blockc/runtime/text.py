@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from blockc.jsonfile import FileError, bounded
-from blockc.jsonfile import json_object as _json_object
+from blockc.basics.jsonfile import FileError, bounded
+from blockc.basics.jsonfile import json_object as _json_object
 from blockc.runtime.opening import SessionError
-from blockc.special import FILES, GENERATION, TOKENIZER, TOKENS, SpecialError, special_ids, special_token
+from blockc.weights.special import FILES, GENERATION, TOKENIZER, TOKENS, SpecialError, special_ids, special_token
 
 MAX_TOKENIZER = 1 << 28  # bytes
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from blockc.basics.errors import BlockcError
 from blockc.diagnostics import Code, Severity
-from blockc.errors import BlockcError
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -29,17 +29,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from blockc import interp
-from blockc.algebra import elaborate
-from blockc.build import build
+from blockc.basics.errors import CheckpointError
+from blockc.graph import interp
+from blockc.graph.build import build
 from blockc.importing import from_config
 from blockc.importing.maps import COMMON, Map, load_map, model_types
-from blockc.ir import Function, parameters
-from blockc.ops import Array
-from blockc.safetensors import read_safetensors
+from blockc.ir import Array, Function, parameters
+from blockc.language.algebra import elaborate
+from blockc.language.spec import Spec, from_tree
+from blockc.layouts import LayoutError, layout
 from blockc.source import SpecError
-from blockc.spec import Spec, from_tree
-from blockc.weights import CheckpointError, LayoutError, group_sizes, layout, rules, unpack
+from blockc.weights.rules import group_sizes, rules, unpack
+from blockc.weights.safetensors import read_safetensors
 
 Config = dict[str, Any]
 CLOSE = 2e-4  # of the logits' spread: transformers has cosines, and many norms, in float32

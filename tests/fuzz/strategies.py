@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from blockc.spec import PLACEMENTS
+from blockc.language.spec import PLACEMENTS
 
 Keys = dict[str, Any]
 TIMES = int(os.environ.get("BLOCKC_FUZZ", "0"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from blockc.compile import compiled
+from blockc.language.spec import from_tree
+from blockc.pipeline.compiled import compiled
 from blockc.report import report
 from blockc.source import SpecError, parse, render
-from blockc.spec import from_tree
 from tests.fuzz.strategies import almost, counted
 
 

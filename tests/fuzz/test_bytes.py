@@ -16,9 +16,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockc.checkpoint import open_checkpoint
+from blockc.basics.errors import CheckpointError
+from blockc.layouts import LayoutError
 from blockc.source import SpecError, parse, render
-from blockc.weights import CheckpointError, LayoutError
+from blockc.weights.checkpoint import open_checkpoint
 from tests.fuzz.strategies import counted
 from tests.fuzz.test_almost import findings_or_model
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from blockc.algebra import elaborate
-from blockc.build import build
+from blockc.graph.build import build
 from blockc.importing import from_config
 from blockc.importing.unlike import told, unlike
+from blockc.language.algebra import elaborate
+from blockc.language.spec import from_tree
 from blockc.source import SpecError
-from blockc.spec import from_tree
 from tests.fuzz.configs import CLOSE, Config, base, drawn, offset, outcome, quiet, reference, tokens_of, truth_of, types
 from tests.fuzz.strategies import TIMES
 

@@ -10,8 +10,8 @@ import gguf
 import numpy as np
 import pytest
 
-from blockc.checkpoint import open_checkpoint
-from blockc.weights import CheckpointError
+from blockc.basics.errors import CheckpointError
+from blockc.weights.checkpoint import open_checkpoint
 from tests.fuzz.test_valid import made
 from tests.spec_text import BARE, changed
 

@@ -6,20 +6,19 @@ import numpy as np
 import torch
 from hypothesis import assume, given
 
-from blockc import interp
-from blockc.algebra import canonical
-from blockc.compile import Compiled, compiled
 from blockc.diff import Side, diff
-from blockc.ir import parameters
-from blockc.ops import Array
+from blockc.graph import interp
+from blockc.graph.shrink import shrink
+from blockc.ir import Array, parameters
+from blockc.language.algebra import canonical
+from blockc.language.spec import from_tree
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.proof import prove
 from blockc.proof.cases import sequences
 from blockc.proof.matrix import SEED, TOLERANCE
 from blockc.report import report
-from blockc.shrink import shrink
 from blockc.source import parse
-from blockc.spec import from_tree
-from blockc.weights import random_parameters
+from blockc.weights.rules import random_parameters
 from tests.fuzz.strategies import Keys, counted, specs, text
 
 STEADY = TOLERANCE["float32"] / 6

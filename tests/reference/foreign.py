@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from blockc.ops import Array
+from blockc.ir import Array
 
 Params = Mapping[str, Array]
 Logits = Callable[[Array], Array]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from blockc.ops import Array
+from blockc.ir import Array
 from tests.reference.ropes import rope
 
 Keys = Mapping[str, Any]

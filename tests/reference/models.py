@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from blockc.compile import Compiled, compiled
-from blockc.ops import Array
-from blockc.shrink import shrink
+from blockc.graph.shrink import shrink
+from blockc.ir import Array
+from blockc.language.spec import Spec, from_tree, load, resolved
+from blockc.layouts import layout
+from blockc.pipeline.compiled import Compiled, compiled
 from blockc.source import parse
-from blockc.spec import Spec, from_tree, load, resolved
-from blockc.weights import group_sizes, layout, pack, random_parameters, rules
+from blockc.weights.rules import group_sizes, pack, random_parameters, rules
 from tests.reference import decoders, inner, kin, placed, plain, scaled
 from tests.reference.ropes import rope
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blockc.ops import Array
+from blockc.ir import Array
 
 # B sequences, S tokens, H heads, K key-value heads, G = H / K, D numbers a head
 Keys = Mapping[str, Any]

@@ -1,0 +1,138 @@
+"""Which spec a word means, which spec files lie at a path, and a file that is written whole or not at all.
+
+A word is the path of a file, or the name of a spec that comes with blockc. Nothing is read here.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from blockc.basics.distribution import specs
+from blockc.basics.errors import UsageError
+from blockc.source import inert, suggest
+
+SUFFIXES = (".yaml", ".yml")
+LONGEST = 4096  # characters of a path in a message; cut, it would be another file
+
+
+class NoSpecError(UsageError):
+    """There is no such file, and no spec of the name; the message says which was likely meant."""
+
+
+# One spec
+
+
+def named(word: str) -> Path | None:
+    """The spec of this name, from the working folder where it lies below that; a file of the name goes before it."""
+    if os.path.lexists(word) and not os.path.isdir(word):
+        return None
+    found = specs().get(word)
+    return None if found is None else _near(found)
+
+
+def _near(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def spec_file(path: Path | str) -> Path:
+    """A spec's file; a name alone is that of a spec that comes with blockc. Raises NoSpecError."""
+    path = Path(path)
+    if (found := named(str(path))) is not None:
+        return found
+    if path.is_dir():
+        raise NoSpecError(f"{inert(str(path), LONGEST)}: is a folder, and one spec is wanted")
+    if not path.exists():
+        raise NoSpecError(no_such(str(path)))
+    return path
+
+
+def model_file(path: Path | str) -> Path:
+    """A spec's file as above, or what is imported: a config.json or a folder with one."""
+    from blockc.importing import config_file  # which the other words need not wait for
+
+    path = Path(path)
+    return path if config_file(path) is not None and path.exists() else spec_file(path)
+
+
+def no_such(word: str) -> str:
+    """That there is no such file, and what may have been meant."""
+    folder, name = os.path.split(word)
+    if folder or name.endswith(SUFFIXES):
+        near = suggest(name, _beside(folder or "."))
+        near = os.path.join(folder, near) if near else None
+        more = ""
+    else:
+        near, more = suggest(name, specs()), "; `blockc list` names the specs that come with blockc"
+    return f"{inert(word, LONGEST)}: no such file or folder" + (
+        f"; did you mean {inert(near, LONGEST)}?" if near else more
+    )
+
+
+def _beside(folder: str) -> Iterable[str]:
+    try:
+        return [entry.name for entry in os.scandir(folder) if entry.name.endswith(SUFFIXES)]
+    except OSError:
+        return []
+
+
+# Several
+
+
+def files_at(word: str) -> list[str]:
+    """The files that a word means, as it says them: a file, all specs of a folder, those of a glob such as
+    specs/**/*.yaml, or a spec that comes with blockc. Raises NoSpecError."""
+    if os.path.isdir(word):
+        return _below(word)
+    if os.path.lexists(word):
+        return [word]
+    if (spec := named(word)) is not None:
+        return [str(spec)]
+    if not glob.has_magic(word):
+        raise NoSpecError(no_such(word))
+    all_kinds = glob.has_magic(os.path.basename(word).rpartition(".")[2]) or "." not in os.path.basename(word)
+    found = [file for file in sorted(glob.glob(word, recursive=True)) if os.path.isfile(file)]
+    return [file for file in found if file.endswith(SUFFIXES)] if all_kinds else found
+
+
+def _below(folder: str) -> list[str]:
+    return sorted(str(path) for path in Path(folder).rglob("*") if path.suffix in SUFFIXES and path.is_file())
+
+
+# Writing
+
+
+def write_whole(path: Path, text: str, mode: int | None = None) -> None:
+    """Under another name beside it first. A link is replaced, not followed; a pipe or a device is written to.
+
+    `mode` are the permissions of the file, those of a new one by default.
+    """
+    if path.exists() and not path.is_symlink() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    try:
+        _write_whole(path, text, mode)
+    except OSError as error:  # which may name the file that is to take the name
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _write_whole(path: Path, text: str, mode: int | None) -> None:
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+            os.fchmod(stream.fileno(), 0o666 & ~_umask() if mode is None else mode) if hasattr(os, "fchmod") else None
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

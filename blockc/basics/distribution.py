@@ -1,0 +1,78 @@
+"""What comes with an installed blockc, and how what does not is installed.
+
+The name in the public index is not ours yet. Until it is, an extra is installed from a clone, and each message says
+so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import blockc
+from blockc.basics.errors import BlockcError
+
+NAME = "blockc"  # of the distribution
+PUBLISHED = False  # whether that name in the public index is ours
+
+# The extra of pyproject.toml that brings a package, by the name that it is imported under.
+EXTRAS = {
+    "torch": "torch",
+    "safetensors": "torch",
+    "onnxruntime": "cpu",
+    "onnxruntime_genai": "genai",
+    "gguf": "gguf",
+    "tokenizers": "run",
+    "matplotlib": "bench",
+}
+
+
+def extra(name: str) -> str:
+    """The command that installs an extra, and where it works."""
+    return f"`pip install '{NAME}[{name}]'`" if PUBLISHED else f"`pip install '.[{name}]'` in a clone of {NAME}"
+
+
+def missing(package: str | None, wanted: str | None = None) -> str:
+    """The message for a package that cannot be imported. `wanted` is the extra for the whole task, if there is one."""
+    name = wanted or EXTRAS.get((package or "").partition(".")[0])
+    return f"the package {package} is missing" + (f": {extra(name)}" if name else "")
+
+
+class MissingPackageError(BlockcError, ImportError):
+    """A package that this wants is not installed. The message says how it is."""
+
+
+@contextmanager
+def packages(wanted: str | None = None) -> Generator[None]:
+    """Around what imports packages that are not installed with blockc; also on top of a function, as @packages()."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(missing(error.name, wanted), name=error.name) from error
+
+
+def layout_names() -> tuple[str, ...]:
+    """The checkpoint layouts that a spec can name."""
+    return _names("layouts")
+
+
+def model_types() -> tuple[str, ...]:
+    """The model types whose config.json is imported."""
+    return _names("layouts", "config")
+
+
+@cache
+def _names(*folder: str) -> tuple[str, ...]:
+    """Of the YAML files there; one that begins with _ is a part of the others."""
+    found = (entry.name for entry in files("blockc").joinpath(*folder).iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml") and name[0] != "_"))
+
+
+def specs() -> dict[str, Path]:
+    """The specs that come with blockc, by name."""
+    inside = Path(blockc.__file__).parent / "specs"
+    folder = inside if inside.is_dir() else inside.parent.parent / "specs"
+    return dict(sorted((path.stem, path) for path in folder.glob("*.yaml")))

@@ -1,0 +1,30 @@
+"""The base of every error that a caller may want to catch, and a list of names short enough to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SHOWN = 20  # names of a list that are written out
+
+
+class BlockcError(Exception):
+    """Something that blockc was given, or found, is not as it must be. str() says what and where, in whole lines."""
+
+
+class UsageError(BlockcError, ValueError):
+    """What was asked for cannot be, whatever lies in files: a word that is no name, a number out of its range."""
+
+
+def listed(lines: Sequence[str], shown: int = SHOWN) -> list[str]:
+    """The first lines, and one that counts the others: no message grows with a checkpoint."""
+    left = len(lines) - shown
+    return [*lines] if left <= 0 else [*lines[:shown], f"and {left:,} more"]
+
+
+class CheckpointError(BlockcError):
+    """Weights that are not what they should be: a file at fault, or tensors that do not fit the rules."""
+
+
+def shown(name: object) -> str:
+    """A text from a file, without what a terminal would act on."""
+    return ascii(str(name))[1:-1][:200]

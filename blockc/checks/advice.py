@@ -1,0 +1,125 @@
+"""Warnings: what is right, and costs something all the same. Sizes are looked at where they are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from blockc.diagnostics.advice import FUSED_HEADS, NO_EXPECT, ROPE_COVERAGE, WIDTH
+from blockc.language.algebra import leaves
+from blockc.language.parts import Attention, Llama3, Mlp, Part, Yarn
+from blockc.language.spec import key_of, own_part
+from blockc.language.spec.faults import value_place
+from blockc.pipeline.compiled import Compiled
+from blockc.report.figures import count
+from blockc.report.graph import Graph
+from blockc.report.memory import growth
+from blockc.source import Finding, Place, Tree, find, finding
+
+TILE = 64  # numbers that a tile of a matrix kernel is wide
+
+
+def advice(model: Compiled, expectations: bool = True) -> list[Finding]:
+    """The warnings for a spec that is right; kinds of layers inherit keys, and so the same warnings."""
+    return list(dict.fromkeys((*_sizes(model), *(_nothing_expected(model) if expectations else ()))))
+
+
+def _sizes(model: Compiled) -> Iterator[Finding]:
+    top, tree = model.spec.top, model.spec.tree
+    if top.width >= TILE:  # smaller ones are worked through by hand
+        yield from _untiled(top.width, "width", value_place(tree, ("width",)))
+    context = value_place(tree, ("context",))
+    for name, part, read in described(model):
+        if isinstance(part, Mlp) and top.width >= TILE:
+            yield from _untiled(part.width, f"{name}.width", value_place(read, ("width",)))
+        elif isinstance(part, Attention):
+            yield from _heads(part, name, read) if top.width >= TILE else ()
+            yield from _beyond(part, top.context, context, read) if not _published(model) else ()
+
+
+def described(model: Compiled) -> Iterator[tuple[str, Part, Tree]]:
+    """What each part is called in the spec, the part in full, and the tree that it was read from."""
+    terms = dict(zip(model.decoder.kinds, model.decoder.layers, strict=True))
+    for layer in model.spec.distinct:
+        for leaf in leaves(terms[layer.kind]):
+            if leaf.label in layer.keys.own:
+                own = own_part(layer, leaf.label)
+                yield f"parts.{leaf.label}.{own.key}", leaf.part, own.tree
+            elif key := key_of(leaf.label):
+                yield key, leaf.part, find(layer.tree, (key,))
+
+
+def _untiled(width: int, name: str, place: Place) -> Iterator[Finding]:
+    if width % TILE:
+        below, above = width // TILE * TILE, -(-width // TILE) * TILE
+        expected = f"{below} or {above}" if below else f"{above}"
+        yield finding(WIDTH, place, f"{name} {width} is no multiple of {TILE}", expected=expected, got=str(width))
+
+
+def _heads(part: Attention, name: str, read: Tree) -> Iterator[Finding]:
+    """The kernels' own limits, as blockc.ort.fuse has them."""
+    head_dim, unit = part.head_dim or 0, 16 if part.rope else 8
+    turned = part.rope.width(head_dim) if part.rope else 0
+    expected = f"a multiple of {unit}" + (", where rope turns" if part.rope else "")
+    if head_dim % unit:
+        place = value_place(read, ("head_dim",) if says(read, "head_dim") else ("heads",))
+        message = f"{name}: no fused attention takes heads of {head_dim}"
+        yield finding(FUSED_HEADS, place, message, expected=expected, got=str(head_dim))
+    elif turned % unit:
+        message = f"{name}.rope: no fused attention turns {turned} of {head_dim}"
+        yield finding(FUSED_HEADS, value_place(read, ("rope", "dims")), message, expected=expected, got=str(turned))
+
+
+def says(read: Tree, key: str) -> bool:
+    return find(read, (key,)) is not read
+
+
+def beyond_scaling(model: Compiled) -> bool:
+    """Whether the context is longer than what the rope scaling of an attention covers."""
+    parts = (part for _, part, _ in described(model))
+    return any(isinstance(part, Attention) and _uncovered(part, model.spec.top.context) is not None for part in parts)
+
+
+def _published(model: Compiled) -> bool:
+    """The context is a figure that the model is known by, and no slip."""
+    expect = model.spec.top.expect
+    return expect is not None and expect.context == model.spec.top.context
+
+
+def _uncovered(part: Attention, context: int) -> Llama3 | Yarn | None:
+    """The scaling that does not cover the context, if there is one."""
+    scaling = part.rope.scaling if part.rope else None
+    if isinstance(scaling, Llama3 | Yarn) and scaling.factor * scaling.original < context:
+        return scaling
+    return None
+
+
+def _beyond(part: Attention, context: int, place: Place, read: Tree) -> Iterator[Finding]:
+    if (scaling := _uncovered(part, context)) is None:
+        return
+    covered = f"{scaling.factor * scaling.original:g}"
+    yield finding(
+        ROPE_COVERAGE,
+        place,
+        f"context {context} is beyond {covered}, which rope scaling covers: factor {scaling.factor:g} x original "
+        f"{scaling.original}",
+        expected=f"a context of at most {covered}, or a factor of {math.ceil(context / scaling.original)}",
+        got=str(context),
+        hint=f"where the model is published with it, say so: expect: {{context: {context}}}",
+        others=[("the scaling", value_place(read, ("rope", "scaling")))],
+    )
+
+
+def _nothing_expected(model: Compiled) -> Iterator[Finding]:
+    expect = model.spec.top.expect
+    if expect is not None and expect.model_fields_set:
+        return
+    graph = Graph(model.function, model.decoder.kinds)
+    figures = f"{{parameters: {count(graph).total}, kv_values_per_token: {growth(graph, 1)}}}"
+    yield finding(
+        NO_EXPECT,
+        model.spec.tree.place,
+        "nothing is expected of the spec",
+        expected="known figures, which are compared with the computed ones",
+        hint=f"where these are what is meant: expect: {figures}",
+    )

@@ -1,0 +1,134 @@
+"""All findings of one spec file: what is wrong, what is advised, and what comments silence of that."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_all_start_methods, get_context
+
+from blockc.basics.distribution import layout_names
+from blockc.checks.advice import advice
+from blockc.checks.policy import Policy
+from blockc.diagnostics import CODES
+from blockc.diagnostics.advice import IDLE_IGNORE
+from blockc.diagnostics.figures import CHECKPOINT
+from blockc.language.spec.faults import value_place
+from blockc.layouts import LayoutError, layout
+from blockc.pipeline.compiled import Compiled, compiled_tree
+from blockc.report import expect_misses
+from blockc.source import Finding, Ignore, SpecError, finding, ignores, key_place, override, parse, read_bytes, suggest
+from blockc.weights.rules import group_sizes, patterns
+
+PAYS = 24  # files from which on more processes are faster than one
+
+_Findings = tuple[Finding, ...]
+
+
+def check_files(
+    files: Sequence[str], assignments: Sequence[str] = (), policy: Policy | None = None
+) -> Iterator[_Findings]:
+    """The findings of each file, in the order of the files; of many in as many processes as there are cores."""
+    check = partial(check_file, assignments=tuple(assignments), policy=policy)
+    workers = min(_cores(), len(files) // (PAYS // 2))
+    if workers < 2 or "fork" not in get_all_start_methods():  # a fresh process would load everything anew
+        yield from map(check, files)
+        return
+    with ProcessPoolExecutor(workers, get_context("fork"), initializer=_deaf) as pool:
+        yield from pool.map(check, files, chunksize=4)
+
+
+def _cores() -> int:
+    """Those that this process may use, where the system says."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _deaf() -> None:
+    """Ctrl-C is for the process that waits."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def check_file(file: str, assignments: Sequence[str] = (), policy: Policy | None = None) -> _Findings:
+    try:
+        return check_text(read_bytes(file), file, assignments, policy)
+    except SpecError as error:
+        return error.findings
+
+
+def check_text(data: bytes, file: str, assignments: Sequence[str] = (), policy: Policy | None = None) -> _Findings:
+    """By place. Warnings are looked for where there is a graph, so that a spec that is wrong has none."""
+    try:
+        tree = parse(data, file)
+        comments = ignores(data, file)
+    except SpecError as error:
+        return error.findings
+    found: list[Finding]
+    model = None
+    try:
+        for assignment in assignments:
+            tree = override(tree, assignment)
+        model = compiled_tree(tree)
+        found = [*misses(model, not assignments), *advice(model, not assignments)]
+        found += policy.breaches(model) if policy else ()
+    except SpecError as error:
+        found = list(error.findings)
+    kept = _heard(found, comments, whole=model is not None)
+    return tuple(sorted(kept, key=lambda each: (each.place.file != file, each.place.line, each.place.column)))
+
+
+def misses(model: Compiled, expectations: bool = True) -> list[Finding]:
+    """What a verified graph can still be wrong in: a figure of `expect`, and the checkpoint's layout."""
+    found = expect_misses(model.spec, model.decoder, model.function) if expectations else []
+    if name := model.spec.top.checkpoint:
+        if name not in (known := layout_names()):
+            return [*found, _no_layout(model, name, known)]
+        try:
+            patterns(layout(name), model.function, group_sizes(model.function))
+        except LayoutError as error:
+            place, top = key_place(model.spec.tree, ("checkpoint",)), model.spec.tree.place
+            hint = "leave checkpoint out for a model of no family"
+            if place.file.endswith(".json"):  # the word comes from the map of an import, which nobody can edit
+                place = top
+                hint = "no layout has the names of such a model's tensors: write its spec without checkpoint"
+            found.append(finding(CHECKPOINT, place, " ".join(str(error).split()), hint=hint))
+    return found
+
+
+def _no_layout(model: Compiled, name: str, known: Sequence[str]) -> Finding:
+    near = suggest(name, known)
+    hint = f"did you mean {near}?" if near else "leave checkpoint out for a model of no family"
+    place = value_place(model.spec.tree, ("checkpoint",))
+    expected = "one of " + ", ".join(known)
+    return finding(CHECKPOINT, place, "checkpoint: no such layout", expected=expected, got=name, hint=hint)
+
+
+def _heard(found: Iterable[Finding], comments: list[Ignore], whole: bool) -> list[Finding]:
+    """What no comment silences, and the comments that silence nothing; unused ones where the search was `whole`."""
+    silent = {(each.place.file, each.place.line, each.name) for each in comments}
+    used: set[tuple[str, int, str]] = set()
+    kept: list[Finding] = []
+    for each in found:
+        at = (each.place.file, each.place.line, each.code.name)
+        if each.severity != "error" and at in silent:
+            used.add(at)
+        else:
+            kept.append(each)
+    for each in comments:
+        if (each.place.file, each.place.line, each.name) not in used and (said := _idle(each, whole)):
+            message, hint = said
+            kept.append(finding(IDLE_IGNORE, each.place, message, got=each.name, hint=hint))
+    return kept
+
+
+def _idle(comment: Ignore, whole: bool) -> tuple[str, str] | None:
+    """Why a comment silences nothing, and what to do."""
+    name = comment.name
+    if not name:
+        return "an ignore that names no code", "write # blockc: ignore BLC402, with the codes of warnings"
+    if name not in CODES:
+        return f"{name} is no code", "blockc explain lists the codes"
+    if CODES[name].severity == "error":
+        return f"{name} is an error, and no comment silences an error", "mend the spec"
+    return (f"no {name} on this line", "remove the comment") if whole else None

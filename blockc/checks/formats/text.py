@@ -1,0 +1,24 @@
+"""For people: each finding with its line, and a line for each file that is clean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blockc.checks.formats.base import Checked
+from blockc.source import inert, render
+
+
+def written(checked: Sequence[Checked]) -> str:
+    said = [lines(each) for each in checked]
+    return "\n".join(filter(None, (*(part for each in said for part in each), verdict(checked)))) + "\n"
+
+
+def lines(checked: Checked) -> tuple[str, str]:
+    """Its findings, and that it is right, each where there is such."""
+    found = "\n".join(render(finding) for finding in checked.findings)
+    return found, "" if checked.wrong else f"{inert(checked.file)}: ok"
+
+
+def verdict(checked: Sequence[Checked]) -> str:
+    wrong = sum(each.wrong for each in checked)
+    return f"blockc: {wrong} of {len(checked)} specs are wrong" if wrong else ""

@@ -1,0 +1,254 @@
+"""A policy: bounds that a team sets for all its specs. One file, read as strictly as a spec.
+
+policy: 1
+parameters: {min: 1e9, max: 9e9}
+kv_bytes_per_token: {max: 128KiB, dtype: bf16}
+memory: {context: 8192, batch: 8, dtype: bf16, devices: 2, device_memory: 80GB}
+head_dims: [64, 128]
+placements: [pre, sandwich]
+expect: [parameters, kv_values_per_token]
+
+Every key but the first may be absent. A breach is an error at the key of the spec that decides it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ValidationError
+from pydantic_core import PydanticCustomError
+
+from blockc.checks.advice import described, says
+from blockc.diagnostics.figures import (
+    POLICY_EXPECT,
+    POLICY_HEAD_DIM,
+    POLICY_KV,
+    POLICY_MEMORY,
+    POLICY_PARAMETERS,
+    POLICY_PLACEMENT,
+)
+from blockc.language.algebra import Chain, Leaf, Residual, Scaled, Term
+from blockc.language.parts import Attention, Model
+from blockc.language.spec import PLACEMENTS, Bounds
+from blockc.language.spec.faults import from_pydantic, value_place
+from blockc.language.spec.keys import Placement, Positive
+from blockc.pipeline.compiled import Compiled
+from blockc.report.expect import cache_parts, parts
+from blockc.report.figures import count
+from blockc.report.graph import DTYPES, Graph
+from blockc.report.memory import activations, cache, growth
+from blockc.report.sizes import SIZE, byte_size
+from blockc.source import Finding, Mapping, Place, SpecError, finding, inert, key_place, parse, plain, read_bytes
+
+
+def _size(value: object) -> object:
+    """80GB as bytes; a number is bytes."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return byte_size(value)
+    except ValueError:
+        raise PydanticCustomError("size", SIZE) from None
+
+
+def _some(listed: list[Any]) -> list[Any]:
+    if not listed:
+        raise PydanticCustomError("no_item", "at least one")
+    return listed
+
+
+Size = Annotated[Positive, BeforeValidator(_size)]
+_SOME = AfterValidator(_some)
+Dtype = Literal["fp32", "bf16", "fp16", "fp8", "int8"]
+
+
+class CacheBound(Model):
+    max: Size
+    dtype: Dtype
+
+
+class MemoryBound(Model):
+    """Of one server: `devices` of `device_memory` each. context: the spec's own where absent, or where that is less."""
+
+    context: Positive | None = None
+    batch: Positive
+    dtype: Dtype
+    devices: Positive
+    device_memory: Size
+
+
+class PolicyKeys(Model):
+    policy: Literal[1]
+    parameters: Bounds | None = None
+    kv_bytes_per_token: CacheBound | None = None
+    memory: MemoryBound | None = None
+    head_dims: Annotated[list[Positive], _SOME] | None = None
+    placements: Annotated[list[Placement], _SOME] | None = None
+    expect: (
+        Annotated[list[Literal["parameters", "active_parameters", "kv_values_per_token", "layers"]], _SOME] | None
+    ) = None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The bounds, and where each is written."""
+
+    keys: PolicyKeys
+    tree: Mapping
+
+    def __repr__(self) -> str:
+        bounds = ", ".join(sorted(self.keys.model_fields_set - {"policy"}))
+        return f"<Policy {inert(self.tree.place.file)}: {bounds}>"
+
+    def place(self, *path: str) -> tuple[str, Place]:
+        """What a finding names beside its own place."""
+        return "the policy", key_place(self.tree, path)
+
+    def breaches(self, model: Compiled) -> list[Finding]:
+        """Each bound that a verified spec does not keep."""
+        graph = Graph(model.function, model.decoder.kinds)
+        found = (
+            *self._parameters(model, graph),
+            *self._kv(model, graph),
+            *self._memory(model, graph),
+            *self._head_dims(model),
+            *self._placements(model),
+            *self._expect(model),
+        )
+        return list(dict.fromkeys(found))  # kinds of layers inherit keys, and so the same breaches
+
+    def _parameters(self, model: Compiled, graph: Graph) -> Iterator[Finding]:
+        bounds, counted = self.keys.parameters, count(graph)
+        if bounds is None or bounds.hold(counted.total):
+            return
+        bound = "min" if bounds.min is not None and counted.total < bounds.min else "max"
+        yield finding(
+            POLICY_PARAMETERS,
+            value_place(model.spec.tree, ("width",)),
+            f"the model has {counted.total:,} parameters",
+            expected=str(bounds),
+            got=str(counted.total),
+            hint=f"computed as {parts(counted, Counter(graph.kinds))}",
+            others=[self.place("parameters", bound)],
+        )
+
+    def _kv(self, model: Compiled, graph: Graph) -> Iterator[Finding]:
+        bound = self.keys.kv_bytes_per_token
+        if bound is None or (grows := growth(graph, DTYPES[bound.dtype])) <= bound.max:
+            return
+        yield finding(
+            POLICY_KV,
+            _kv_place(model),
+            f"a token keeps {grows:,} bytes in {bound.dtype}",
+            expected=f"at most {bound.max:,}",
+            got=str(grows),
+            hint=f"computed as {DTYPES[bound.dtype]} bytes x ({cache_parts(graph)})",
+            others=[self.place("kv_bytes_per_token", "max")],
+        )
+
+    def _memory(self, model: Compiled, graph: Graph) -> Iterator[Finding]:
+        bound = self.keys.memory
+        if bound is None:
+            return
+        number, context = DTYPES[bound.dtype], min(bound.context or model.decoder.context, model.decoder.context)
+        needed = {
+            "weights": count(graph).total * number,
+            "cache": cache(graph, number, context, bound.batch).bytes.kept_by_graph,
+            "activations": activations(graph, number, context, bound.batch).peak,
+        }
+        total, there = sum(needed.values()), bound.devices * bound.device_memory
+        if total <= there:
+            return
+        by_cache = needed["cache"] == max(needed.values())
+        yield finding(
+            POLICY_MEMORY,
+            _kv_place(model) if by_cache else value_place(model.spec.tree, ("width",)),
+            f"{bound.batch} x {context} tokens in {bound.dtype} need {total:,} bytes",
+            expected=f"at most {there:,}: {bound.devices} x {bound.device_memory:,}",
+            got=str(total),
+            hint="computed as " + " + ".join(f"{name} {size:,}" for name, size in needed.items()),
+            others=[self.place("memory")],
+        )
+
+    def _head_dims(self, model: Compiled) -> Iterator[Finding]:
+        for name, part, read in described(model) if self.keys.head_dims else ():
+            if isinstance(part, Attention) and part.head_dim not in (self.keys.head_dims or ()):
+                yield finding(
+                    POLICY_HEAD_DIM,
+                    value_place(read, ("head_dim",) if says(read, "head_dim") else ("heads",)),
+                    f"{name} has heads of {part.head_dim}",
+                    expected=_one_of(self.keys.head_dims or ()),
+                    got=str(part.head_dim),
+                    others=[self.place("head_dims")],
+                )
+
+    def _placements(self, model: Compiled) -> Iterator[Finding]:
+        terms = dict(zip(model.decoder.kinds, model.decoder.layers, strict=True))
+        for layer in model.spec.distinct if self.keys.placements else ():
+            said = _said(terms[layer.kind])
+            word = next((word for word, term in PLACEMENTS.items() if term == said), None)
+            if word in (self.keys.placements or ()):
+                continue
+            path = ("block",) if layer.keys.block is not None else ("norm", "placement")
+            yield finding(
+                POLICY_PLACEMENT,
+                value_place(layer.tree, path),
+                f"norms stand as in {word}" if word else "a block that no placement names",
+                expected=_one_of(self.keys.placements or ()),
+                got=word or "a block",
+                others=[self.place("placements")],
+            )
+
+    def _expect(self, model: Compiled) -> Iterator[Finding]:
+        said = model.spec.top.expect.model_fields_set if model.spec.top.expect else ()
+        for key in self.keys.expect or ():
+            if key not in said:
+                place = key_place(model.spec.tree, ("expect",))
+                message = f"expect says nothing of {key}"
+                yield finding(POLICY_EXPECT, place, message, expected=f"expect.{key}", others=[self.place("expect")])
+
+
+def _kv_place(model: Compiled) -> Place:
+    """Where the widest keys and values of a layer are decided."""
+    mixers = [(part, read) for _, part, read in described(model) if isinstance(part, Attention)]
+    if not mixers:
+        return value_place(model.spec.tree, ("width",))
+    _, read = max(mixers, key=lambda each: (each[0].kv_heads or 0) * (each[0].head_dim or 0))
+    return value_place(read, ("kv_heads",) if says(read, "kv_heads") else ("heads",))
+
+
+def _said(term: Term) -> Any:
+    """A term as the plain lists and mappings that a spec says it by, whatever the factors of its branches."""
+    match term:
+        case Leaf():
+            return term.label
+        case Chain():
+            return [_said(inner) for inner in term.terms if not isinstance(inner, Scaled)]
+        case Residual():
+            return {"residual": _said(term.body)}
+        case Scaled():
+            return {"scale": term.factor}
+        case _:
+            return {"sum": [_said(branch) for branch in term.branches]}
+
+
+def _one_of(words: list[int] | list[Placement] | tuple[()]) -> str:
+    return ("one of " if len(words) > 1 else "") + ", ".join(map(str, words))
+
+
+def read_policy(data: bytes, file: str) -> Policy:
+    """Raises SpecError with all that is wrong."""
+    tree = parse(data, file)
+    try:
+        return Policy(PolicyKeys.model_validate(plain(tree)), tree)
+    except ValidationError as error:
+        found = from_pydantic(error, PolicyKeys, tree)
+        raise SpecError(sorted(found, key=lambda each: (each.place.line, each.place.column))) from None
+
+
+def load_policy(path: Path | str) -> Policy:
+    return read_policy(read_bytes(path), str(path))

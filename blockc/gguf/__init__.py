@@ -1,8 +1,0 @@
-"""GGUF files, through the `gguf` package: tensors, the tokenizer of the metadata, and what it says of the model."""
-
-from blockc.gguf.metadata import Metadata as Metadata
-from blockc.gguf.reader import GGUF as GGUF
-from blockc.gguf.reader import is_gguf as is_gguf
-from blockc.gguf.reader import models as models
-from blockc.gguf.reader import read as read
-from blockc.gguf.tokenizer import tokenizer_json as tokenizer_json

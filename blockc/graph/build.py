@@ -1,0 +1,249 @@
+"""Algebra to graph: the root function, its layers, and what is made once and passed into them.
+
+`build` never knows the target: caches, last-token logits and fusions are passes over what it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
+
+from blockc.ir import (
+    B,
+    Call,
+    Function,
+    GraphError,
+    Input,
+    Interner,
+    Node,
+    S,
+    Value,
+    apply,
+    called,
+    is_call,
+    node,
+    tensor,
+)
+from blockc.language.algebra import Chain, Decoder, Leaf, Residual, Scaled, Sum, Term, leaves
+from blockc.language.parts import Asked, Attention, Lent, Norm, Piece, Scope, Shared
+from blockc.ops import Add, Embed, KeyPositions, Linear, Longest, QueryPositions, Scale, Softcap
+from blockc.source import Place
+
+
+def build(decoder: Decoder) -> Function:
+    """logits (B, S, vocab) of input_ids, attention_mask and position_ids, all (B, S)."""
+    pieces = _Layers(decoder).pieces
+    root = _Root(decoder)
+    for asked in dict.fromkeys(asked for piece in pieces for asked in piece.asks):
+        if isinstance(asked, Shared):
+            root.share(asked)
+    x = root.stream()
+    for i, piece in enumerate(pieces):
+        x = root.layer(piece, x, i)
+    if decoder.final_norm is not None:
+        x = decoder.final_norm.expand(Scope(decoder.width), x, "final_norm", None)
+    logits = root.head(x)
+    return Function("Model", root.inputs, (("logits", logits),), causal=_causal(decoder))
+
+
+def _causal(decoder: Decoder) -> bool:
+    parts = (leaf.part for term in {id(t): t for t in decoder.layers}.values() for leaf in leaves(term))
+    return all(part.causal for part in parts if isinstance(part, Attention))
+
+
+def _place(chain: Chain) -> Place | None:
+    return next((leaf.place for leaf in leaves(chain)), None)
+
+
+class _Root:
+    """The root function while it is written: its inputs and the values that layers share."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        ids = Input(tensor("int", B, S), token_axis=1)
+        self.inputs = tuple(
+            Node(replace(ids, grows=1) if name == "attention_mask" else ids, (), name)
+            for name in ("input_ids", "attention_mask", "position_ids")
+        )
+        self.named: dict[str, Value] = {n.name: n[0] for n in self.inputs}
+        self.shared: dict[Shared, tuple[Value, ...]] = {}
+        self.sources = {(reading.layer, reading.label): reading.source for reading in decoder.readings}
+        self.lent: dict[tuple[int, Lent], tuple[Value, ...]] = {}
+
+    def position(self, name: str) -> Value:
+        """Query and key positions, and the length of the call, are made when the first mask or table asks for them."""
+        if name not in self.named:
+            ids, mask, places = (self.named[n.name] for n in self.inputs)
+            made = {
+                "queries_at": (QueryPositions(), mask, ids),
+                "keys_at": (KeyPositions(), mask),
+                "length": (Longest(), places),
+            }
+            op, *operands = made[name]
+            self.named[name] = apply(op, *operands, name=name)
+        return self.named[name]
+
+    def share(self, shared: Shared) -> None:
+        taken = {value.node.name for values in self.shared.values() for value in values}
+        base = shared.label
+        name = next(n for n in chain([base], (f"{base}_{i}" for i in count(2))) if n not in taken)
+        made = node(shared.op, *(self.position(read) for read in shared.reads), name=name)
+        self.shared[shared] = tuple(made[i] for i in range(len(made.types)))
+
+    def stream(self) -> Value:
+        """Look up, project, scale, add positions, norm."""
+        decoder = self.decoder
+        wide = decoder.embedding_width or decoder.width
+        self.table = node(Embed(decoder.vocab, wide), self.named["input_ids"], name="embedding")
+        x = self.table[0]
+        if wide != decoder.width:
+            x = apply(Linear(wide, decoder.width), x, name="project_in")
+        if decoder.scale is not None:
+            x = apply(Scale(decoder.scale), x, name="scaled_embedding")
+        if decoder.positions is not None:
+            x = decoder.positions.add(x, self.named["position_ids"], decoder.context)
+        if decoder.embedding_norm is not None:
+            x = decoder.embedding_norm.expand(Scope(decoder.width), x, "embedding_norm", None)
+        return x
+
+    def layer(self, piece: Piece, x: Value, index: int) -> Value:
+        given = [value for asked in piece.asks for value in self._given(asked, index)]
+        name, place = f"layers.{index}", _place(self.decoder.layers[index])
+        made = node(Call(piece.function), x, *given, name=name, place=place)
+        self.lent |= {(index, lent): values for lent, values in piece.lent(made).items()}
+        return made[0]
+
+    def _given(self, asked: Asked, index: int) -> tuple[Value, ...]:
+        """Shared by all layers, or lent by the one whose keys and values this one reads."""
+        if isinstance(asked, Shared):
+            return self.shared[asked]
+        return self.lent[self.sources[index, asked.label], asked]
+
+    def head(self, x: Value) -> Value:
+        """A tied head shares the embedding's Param; a bias is its own."""
+        wide = self.decoder.embedding_width or self.decoder.width
+        if wide != self.decoder.width:
+            x = apply(Linear(self.decoder.width, wide), x, name="project_out")
+        op = Linear(wide, self.decoder.vocab, self.decoder.head_bias)
+        made = node(op, x, name="head")
+        if self.decoder.tied:
+            made = node(op, x, name="head", params=(*self.table.params, *made.params[1:]))
+        logits = made[0]
+        if self.decoder.head_scale is not None:
+            logits = apply(Scale(self.decoder.head_scale), logits, name="scaled_logits")
+        if self.decoder.softcap is not None:
+            logits = apply(Softcap(self.decoder.softcap), logits, name="capped_logits")
+        return logits
+
+
+@dataclass
+class _Layers:
+    """Each layer's function; equal ones are one object, unlike ones of one kind of name are named apart."""
+
+    decoder: Decoder
+    intern: Interner = field(default_factory=Interner)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        made: dict[object, Piece] = {}  # layers of a kind are one term: its object tells it, fast
+        pieces: list[Piece] = []
+        lends: dict[int, frozenset[str]] = {}
+        for reading in self.decoder.readings:
+            lends[reading.source] = lends.get(reading.source, frozenset()) | {reading.label}
+        for i, (term, kind) in enumerate(zip(self.decoder.layers, self.decoder.kinds, strict=True)):
+            labels = lends.get(i, frozenset())
+            key = id(term), kind, labels
+            if key not in made:
+                made[key] = self._piece(term, kind, labels)
+            pieces.append(made[key])
+        return pieces
+
+    def _piece(self, chain: Chain, kind: str, lends: frozenset[str]) -> Piece:
+        scope = Scope(self.decoder.width, lends)
+        try:
+            out = _expand(chain, scope, scope.x[0])
+        except GraphError as error:
+            raise GraphError(
+                f"layer kind {kind}: {error}", error.place, expected=error.expected, got=error.got
+            ) from None
+        piece = scope.close("Layer", out, steps(chain))
+        return replace(piece, function=self._named(piece.function, kind))
+
+    def _named(self, function: Function, kind: str) -> Function:
+        """Interns from the inside out, so that the text of every function names each callee once."""
+        new: dict[Node, Node] = {}
+        for n in function.nodes:
+            inputs = tuple(Value(new.get(v.node, v.node), v.index) for v in n.inputs)
+            new[n] = n.remade(op=Call(self._named(called(n), kind)) if is_call(n) else n.op, inputs=inputs)
+        outputs = tuple((name, Value(new.get(v.node, v.node), v.index)) for name, v in function.outputs)
+        return self.intern(replace(function, outputs=outputs), kind)
+
+
+def _expand(term: Term, scope: Scope, x: Value) -> Value:
+    match term:
+        case Leaf(label, part, place):
+            return part.expand(scope, x, label, place)
+        case Chain(terms):
+            for inner in terms:
+                x = _expand(inner, scope, x)
+            return x
+        case Residual(body):
+            name = "after_" + _joined(body)
+            branch = _expand(body, scope, x)
+            return _add(x, branch, scope.fresh(name), _place(body))
+        case Sum(branches):
+            values = [_expand(branch, scope, x) for branch in branches]
+            total = values[0]
+            for i, value in enumerate(values[1:], 2):
+                name = "_plus_".join(_main(branch) for branch in branches[:i])
+                total = _add(total, value, scope.fresh(name), _place(branches[i - 1]))
+            return total
+        case Scaled(factor):
+            return apply(Scale(factor), x, name=scope.fresh(f"scaled_{x.node.name}"), place=x.node.place)
+
+
+def _add(x: Value, branch: Value, name: str, place: Place | None) -> Value:
+    """A branch ends as wide as the stream that it edits."""
+    if x.type != branch.type:
+        raise GraphError(
+            f"{name}: the branch is not as wide as the stream",
+            place,
+            expected=str(x.type.shape[-1]),
+            got=str(branch.type.shape[-1]),
+        )
+    return apply(Add(), x, branch, name=name, place=place)
+
+
+def _main(term: Term) -> str:
+    """The label that a branch is known by: its mixer's or MLP's, else its last."""
+    labels = list(leaves(term))
+    mixers = [leaf.label for leaf in labels if not isinstance(leaf.part, Norm)]
+    return (mixers or [leaf.label for leaf in labels[-1:]] or ["scaling"])[0]
+
+
+def _joined(body: Chain) -> str:
+    sums = [term for term in body.terms if isinstance(term, Sum)]
+    branches: Iterable[Term] = sums[0].branches if sums else (body,)
+    return "_and_".join(_main(branch) for branch in branches)
+
+
+def drawing(term: Term, x: str = "x") -> str:
+    """The term as a formula: x + attention(attention_norm(x)); the steps of a whole layer stand apart."""
+    match term:
+        case Leaf(label, _, _):
+            return f"{label}({x})"
+        case Chain(terms):
+            for inner in terms:
+                x = drawing(inner, x)
+            return x
+        case Residual(body):
+            return f"{x} + {drawing(body, x)}"
+        case Sum(branches):
+            return " + ".join(drawing(branch, x) for branch in branches)
+        case Scaled(factor):
+            return f"{factor:g} * ({x})" if " " in x else f"{factor:g} * {x}"
+
+
+def steps(layer: Chain) -> str:
+    return "; ".join(f"x = {drawing(term)}" for term in layer.terms)

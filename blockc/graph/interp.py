@@ -1,0 +1,73 @@
+"""The oracle: a function's meaning in NumPy float64, each array's shape asserted against its inferred type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from blockc.ir import Array, Function, GraphError, Type, Value, called, is_call
+
+Watch = Callable[[str, Array], None]
+
+
+def run(
+    function: Function,
+    inputs: Mapping[str, Array],
+    params: Mapping[str, Array],
+    watch: Watch | None = None,
+) -> dict[str, Array]:
+    """The outputs by name. `params` are by path; `watch` is called with the name and the array of every value.
+
+    Raises GraphError where an input is missing or an array has not the shape that was inferred for it.
+    """
+    sizes: dict[str, int] = {}
+    arrays: list[Array] = []
+    for n in function.inputs:
+        if n.name not in inputs:
+            raise GraphError(f"input {n.name} is missing")
+        array = np.asarray(inputs[n.name])
+        arrays.append(array.astype(np.float64) if n.types[0].dtype == "float" else array)
+        _bind(n.types[0], array, sizes)
+    for n, array in zip(function.inputs, arrays, strict=True):
+        _check(n.name, n.types[0], array, sizes)
+    results = _run(function, arrays, params, sizes, "", watch)
+    return dict(zip(function.output_names, results, strict=True))
+
+
+def _bind(type_: Type, array: Array, sizes: dict[str, int]) -> None:
+    """The symbols that stand alone as an axis are read off the arrays."""
+    for dim, extent in zip(type_.shape, array.shape, strict=False):
+        if dim.symbol is not None:
+            sizes.setdefault(dim.symbol, extent)
+
+
+def _check(name: str, type_: Type, array: Array, sizes: dict[str, int]) -> None:
+    wanted = tuple(dim.at(sizes) for dim in type_.shape)
+    if array.shape != wanted:
+        raise GraphError(f"{name}: {type_} is {wanted} here", expected=str(wanted), got=str(array.shape))
+
+
+def _run(
+    function: Function,
+    arguments: list[Array],
+    params: Mapping[str, Array],
+    sizes: dict[str, int],
+    prefix: str,
+    watch: Watch | None,
+) -> list[Array]:
+    values: dict[Value, Array] = {n[0]: array for n, array in zip(function.inputs, arguments, strict=True)}
+    for n in function.nodes:
+        inputs = [values[value] for value in n.inputs]
+        path = prefix + n.name
+        if is_call(n):
+            results = _run(called(n), inputs, params, sizes, f"{path}.", watch)
+        else:
+            owned = tuple(np.asarray(params[prefix + param.name], np.float64) for param in n.params)
+            results = list(n.op.numpy(tuple(inputs), owned))
+        for i, (array, type_) in enumerate(zip(results, n.types, strict=True)):
+            _check(path, type_, array, sizes)
+            values[n[i]] = array
+            if watch is not None and (i == 0 or not is_call(n)):
+                watch(prefix + n[i].name, array)
+    return [values[value] for _, value in function.outputs]

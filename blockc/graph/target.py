@@ -1,0 +1,53 @@
+"""What a graph is made for: whose operators, which float type, which logits, and how it holds its cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from blockc.basics.errors import UsageError
+
+Provider = Literal["cpu", "cuda"]
+Dtype = Literal["fp32", "fp16", "bf16"]
+Logits = Literal["all", "last"] | int
+Cache = Literal["joined", "buffer"]
+Padding = Literal["any", "right"]
+
+DEFAULT: dict[Provider | None, Dtype] = {None: "fp32", "cpu": "fp32", "cuda": "fp16"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """`provider` names the execution provider of onnxruntime whose own operators are used; None: any runtime's.
+
+    `logits` are given of all tokens or of the last one; a number k: the k highest of the last one, and whose they are.
+    `cache` is how the portable graph keeps keys and values: `joined`, past and new in a new tensor, or `buffer`, new
+    ones written into a tensor of fixed length. A provider's own attention takes both. `packed` says that weights may
+    be laid side by side, for they are copied: queries, keys and values are then one product. `padding` is where a
+    batch's rows may be padded: with `right` a provider's attention goes by the rows' lengths and adds no mask, which is
+    the only way on CUDA.
+    """
+
+    provider: Provider | None = None
+    dtype: Dtype = "fp32"
+    logits: Logits = "all"
+    cache: Cache = "joined"
+    packed: bool = False
+    padding: Padding = "any"
+
+    def __post_init__(self) -> None:
+        if self.provider is not None and self.cache == "buffer":
+            raise UsageError("a provider's own attention takes a buffer by itself: cache speaks of the portable graph")
+        if self.provider is None and self.padding == "right":
+            raise UsageError("the portable graph takes any padding: where it stands speaks of a provider's attention")
+        if self.logits not in ("all", "last") and (type(self.logits) is not int or self.logits < 1):
+            raise UsageError(f"logits {self.logits!r}: expected all, last, or how many of the highest, 1 or more")
+
+    @property
+    def by_rows(self) -> bool:
+        return self.provider == "cuda" or self.padding == "right"
+
+    @property
+    def top(self) -> int:
+        """How many of the highest logits are given; 0: every one."""
+        return self.logits if isinstance(self.logits, int) else 0

@@ -1,0 +1,51 @@
+"""The two ops that are part of the graph itself: a function's input, and a call of a function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blockc.ir.nodes import Function, Node
+from blockc.ir.op import Op, expect
+from blockc.ir.types import GraphError, Type
+
+
+@dataclass(frozen=True)
+class Input(Op):
+    """A function's input. `token_axis` runs over the new tokens; `grows` is an axis that spans past and new tokens."""
+
+    type: Type
+    token_axis: int | None = None
+    grows: int | None = None
+    past: bool = False  # what an earlier call returned: set by with_cache
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        return (self.type,)
+
+
+@dataclass(frozen=True)
+class Call(Op):
+    """Calls a function; its parameters live under the node's name."""
+
+    function: Function
+
+    @property
+    def output_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.function.output_names
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        wanted = self.function.inputs
+        if len(args) != len(wanted):
+            raise GraphError(f"{self.function.name} takes {len(wanted)} inputs, got {len(args)}")
+        for given, formal in zip(args, wanted, strict=True):
+            expect(given == formal.types[0], f"{self.function.name}.{formal.name}", formal.types[0], given)
+        return tuple(value.type for _, value in self.function.outputs)
+
+
+def called(call: Node) -> Function:
+    """The function that a call calls."""
+    assert isinstance(call.op, Call)
+    return call.op.function
+
+
+def is_call(n: Node) -> bool:
+    return isinstance(n.op, Call)

@@ -1,0 +1,152 @@
+"""What an op is: one frozen dataclass that holds all its rules.
+
+    infer      types of the operands -> types of the outputs (refuses what does not fit)
+    params     the learned tensors that a node of this op owns
+    flops      2 a multiply-add
+    numpy      the meaning, in float64: the oracle
+    declares   PyTorch: what stands in __init__, or nothing
+    torch      PyTorch: the expression that calls it
+    onnx       the lowering to the standard dialect
+    tokenwise  over which axes it works token by token; `reach` follows from it
+    samples    operands on which all of these are compared
+
+An op imports NumPy only: the torch rule gives text, the ONNX rule receives a builder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from numpy.typing import NDArray
+
+from blockc.ir.dims import Dim, dim
+from blockc.ir.reach import Constant, Leaks, Reach, Tokens, along
+from blockc.ir.types import GraphError, Param, Type
+
+Array = NDArray[Any]
+Arrays = tuple[Array, ...]
+OnnxValue = Any  # a value of the builder's own kind, opaque to an op
+
+
+class OnnxBuilder(Protocol):
+    """What an op's ONNX rule may ask for. Names come from the node being lowered."""
+
+    def op(self, op_type: str, *inputs: OnnxValue | None, **attributes: object) -> OnnxValue: ...
+
+    def ops(
+        self, op_type: str, outputs: int, *inputs: OnnxValue | None, domain: str = "", **attributes: object
+    ) -> Sequence[OnnxValue]:
+        """A node of several outputs."""
+        ...
+
+    def constant(self, value: Array | Sequence[int]) -> OnnxValue: ...
+
+    def real(self, value: Array | float) -> OnnxValue:
+        """A constant in the model's own float type."""
+        ...
+
+    def narrowed(self, value: OnnxValue) -> OnnxValue:
+        """An fp32 value in the model's own float type."""
+        ...
+
+    def widened(self, value: OnnxValue) -> OnnxValue:
+        """A value of the model's own float type in fp32."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenAxes:
+    """Operand i is read token by token along inputs[i] (None: read whole), output j written so along outputs[j]."""
+
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """An operand that a later call needs again: it grows along `axis` by the past tokens."""
+
+    operand: int
+    axis: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    op: Op
+    args: Arrays
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation. Subclasses are frozen dataclasses whose fields are all that the operation depends on."""
+
+    output_names: ClassVar[tuple[str, ...]] = ("out",)
+
+    @property
+    def name(self) -> str:
+        return "".join("_" + c.lower() if c.isupper() else c for c in type(self).__name__).lstrip("_")
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        raise NotImplementedError
+
+    def params(self) -> tuple[Param, ...]:
+        return ()
+
+    def flops(self, *args: Type) -> Dim:
+        return dim(0)
+
+    def scratch(self, *args: Type) -> Dim:
+        """Numbers that an unfused kernel holds beside operands and outputs."""
+        return dim(0)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        raise NotImplementedError
+
+    def declares(self) -> str | None:
+        return None
+
+    def torch(self, me: str, *args: str) -> str:
+        """`me` is what `declares` was bound to; `args` name the operands."""
+        raise NotImplementedError
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        """Files of templates/helpers that the torch texts call."""
+        return ()
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        raise NotImplementedError
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return None
+
+    def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
+        """By default: token by token where `tokenwise` says so, a leak where it does not."""
+        count = len(self.output_names)
+        reaches = tuple(along(reach) for reach in reaches)
+        if leak := next((r for r in reaches if isinstance(r, Leaks)), None):
+            return (leak,) * count
+        if all(isinstance(reach, Constant) for reach in reaches):
+            return (Constant(),) * count
+        axes = self.tokenwise(*types)
+        if axes is None:
+            return (Leaks(f"{self.name} reads tokens across time"),) * count
+        for reach, axis in zip(reaches, axes.inputs, strict=True):
+            if not isinstance(reach, Constant) and reach != (Tokens(axis) if axis is not None else None):
+                return (Leaks(f"{self.name} mixes tokens of different times"),) * count
+        return tuple(Tokens(axis) for axis in axes.outputs)
+
+    def state(self) -> tuple[State, ...]:
+        return ()
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        raise NotImplementedError
+
+
+def expect(holds: bool, what: str, expected: object, got: object) -> None:
+    if not holds:
+        raise GraphError(f"{what}: expected {expected}, got {got}", expected=str(expected), got=str(got))

@@ -1,0 +1,164 @@
+"""What a part is: the Pydantic class of one key of the language, with an `expand` that emits ops."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Annotated, ClassVar, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from blockc.diagnostics import Code
+from blockc.ir import B, Call, Function, Input, Node, Op, S, Type, Value, node, tensor
+from blockc.source import Place
+
+T = TypeVar("T")
+Loc = tuple[str | int, ...]
+
+ORNONE = BeforeValidator(lambda value: None if value == "none" else value)  # `none` turns a thing off
+OrNone = Annotated[T | None, ORNONE]
+NOTHING = BeforeValidator(lambda value: () if value == "none" else value)  # the same of a list
+KIND = r"^[a-z][a-z0-9_]{0,31}$"
+KindName = Annotated[str, Field(pattern=KIND)]  # of layers.kinds
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that types alone do not refuse, at a location relative to the part."""
+
+    code: Code
+    loc: Loc
+    message: str
+    expected: str = ""
+    got: str = ""
+    hint: str = ""
+    also: tuple[tuple[str, Loc], ...] = ()
+
+    def under(self, key: str) -> Problem:
+        """The same problem, seen from the part that holds this one at `key`."""
+        return replace(self, loc=(key, *self.loc), also=tuple((label, (key, *loc)) for label, loc in self.also))
+
+
+class Model(BaseModel):
+    """Strict: no coercion, no unknown keys, no change after reading."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Made once at the root and passed into the layers: `op` of the root's values of these names.
+
+    Masks and rotary tables are such, so that layers that differ in a window or a theta alone are one function. Of the
+    values `length` is one number, every other has one for each token.
+    """
+
+    label: str
+    op: Op
+    reads: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.op.output_names
+
+    @property
+    def types(self) -> tuple[Type, ...]:
+        return self.op.infer(*(tensor("int", *(() if read == "length" else (B, S))) for read in self.reads))
+
+
+@dataclass(frozen=True)
+class Lent:
+    """Keys and values (B, heads, S, head_dim) that one layer's attention makes, and later ones of its label read."""
+
+    label: str
+    heads: int
+    head_dim: int
+    names: ClassVar[tuple[str, ...]] = ("key", "value")
+
+    @property
+    def types(self) -> tuple[Type, ...]:
+        return (tensor("float", B, self.heads, S, self.head_dim),) * 2
+
+
+Asked = Shared | Lent
+
+
+@dataclass
+class Scope:
+    """A function being written: its stream comes in as x, and what it asks for becomes further inputs.
+
+    `lends` are the labels of attentions that later layers read; what these lend becomes further outputs.
+    """
+
+    width: int
+    lends: frozenset[str] = frozenset()
+    x: Node = field(init=False)
+    asked: dict[Asked, tuple[Node, ...]] = field(default_factory=dict[Asked, tuple[Node, ...]], init=False)
+    lent: dict[Lent, tuple[Value, ...]] = field(default_factory=dict[Lent, tuple[Value, ...]], init=False)
+
+    names: set[str] = field(default_factory=set[str], init=False)
+
+    def __post_init__(self) -> None:
+        self.x = Node(Input(tensor("float", B, S, self.width), token_axis=1), (), "x")
+
+    def fresh(self, wish: str) -> str:
+        """The name, or the next like it where the function has it already."""
+        self.names.add(name := _free(wish, self.names))
+        return name
+
+    def ask(self, asked: Asked) -> tuple[Value, ...]:
+        if asked not in self.asked:
+            taken = [n.name for nodes in self.asked.values() for n in nodes]
+            self.asked[asked] = tuple(
+                Node(Input(type_), (), _free(name, taken)) for name, type_ in zip(asked.names, asked.types, strict=True)
+            )
+        return tuple(n[0] for n in self.asked[asked])
+
+    def close(self, name: str, output: Value, doc: str) -> Piece:
+        inputs = (self.x, *(n for nodes in self.asked.values() for n in nodes))
+        outputs = [("out", output)]
+        for lent, values in self.lent.items():
+            taken = [name for name, _ in outputs]
+            outputs += ((_free(name, taken), value) for name, value in zip(lent.names, values, strict=True))
+        function = Function(name, inputs, tuple(outputs), doc=doc, stream="x")
+        return Piece(function, tuple(self.asked), tuple(self.lent))
+
+    def call(self, piece: Piece, x: Value, *, name: str, place: Place | None) -> Value:
+        asked = (value for each in piece.asks for value in self.ask(each))
+        made = node(Call(piece.function), x, *asked, name=name, place=place)
+        self.lent |= piece.lent(made)
+        return made[0]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A finished function and what its caller must pass in after the stream."""
+
+    function: Function
+    asks: tuple[Asked, ...]
+    lends: tuple[Lent, ...] = ()
+
+    def lent(self, call: Node) -> dict[Lent, tuple[Value, ...]]:
+        """What a call of the function gives beside the stream."""
+        values = (call[i] for i in range(1, len(call.types)))
+        return {lent: tuple(islice(values, len(lent.names))) for lent in self.lends}
+
+
+class Part(Model):
+    """One occupant of a block: reads a stream (B, S, width) and gives one of the same type."""
+
+    def resolved(self, width: int) -> Part:
+        """The same part with its derived values written out."""
+        return self
+
+    def problems(self, width: int, context: int) -> Iterator[Problem]:
+        return iter(())
+
+    def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
+        raise NotImplementedError
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    candidates = (name, *(f"{name}_{i}" for i in range(2, len(taken) + 3)))
+    return next(candidate for candidate in candidates if candidate not in taken)

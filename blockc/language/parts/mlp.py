@@ -1,0 +1,95 @@
+"""mlp: the position-wise network, plain or gated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from blockc.diagnostics.meaning import BIAS_TWICE, CLAMPS, NO_GATE
+from blockc.ir import Op, Value, apply
+from blockc.language.parts.base import NOTHING, OrNone, Part, Problem, Scope
+from blockc.language.parts.norm import SubNorm
+from blockc.language.parts.numbers import Positive, PositiveFloat
+from blockc.ops import ClampedSwiglu, Gelu, GeluTanh, Linear, Mul, QuickGelu, Relu, Relu2, Silu, Xielu
+from blockc.source import Place
+
+# The word for each MLP: the activation, and whether a gate of its own is multiplied in.
+TYPES: dict[str, tuple[Op, bool]] = {
+    "swiglu": (Silu(), True),
+    "reglu": (Relu(), True),
+    "reglu2": (Relu2(), True),
+    "geglu": (Gelu(), True),
+    "geglu_tanh": (GeluTanh(), True),
+    "gelu": (Gelu(), False),
+    "gelu_tanh": (GeluTanh(), False),
+    "quick_gelu": (QuickGelu(), False),
+    "relu": (Relu(), False),
+    "relu2": (Relu2(), False),
+    "silu": (Silu(), False),
+    "xielu": (Xielu(), False),
+}
+CLAMPED = "swiglu_clamped"  # its gate and its activation are one op, which has two numbers
+
+
+class Mlp(Part):
+    """y = down(act(up x)), or down(act(gate x) * up x)  (Shazeer 2020)."""
+
+    type: Literal[
+        "swiglu", "geglu", "geglu_tanh", "reglu", "reglu2", "swiglu_clamped",
+        "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu", "xielu",
+    ]  # fmt: skip
+    width: Positive
+    limit: OrNone[PositiveFloat] = None
+    alpha: OrNone[PositiveFloat] = None
+    bias: Annotated[tuple[Literal["gate", "up", "down"], ...], Field(strict=False), NOTHING] = ()
+    sub_norm: OrNone[SubNorm] = None
+
+    def problems(self, width: int, context: int) -> Iterator[Problem]:
+        if len(set(self.bias)) < len(self.bias):
+            yield Problem(BIAS_TWICE, ("bias",), "a matrix is named twice", "each of gate, up, down at most once")
+        for key, number in (("limit", self.limit), ("alpha", self.alpha)):
+            if self.type == CLAMPED and number is None:
+                yield Problem(CLAMPS, (), f"{CLAMPED} must say its {key}", f"{key}: a number above 0")
+            if self.type != CLAMPED and number is not None:
+                yield Problem(CLAMPS, (key,), f"{self.type} has no {key}", "no such key here")
+        if "gate" in self.bias and self.type != CLAMPED and not TYPES[self.type][1]:
+            yield Problem(
+                NO_GATE,
+                ("bias",),
+                f"{self.type} has no gate to bias",
+                "up, down",
+                "gate",
+                also=(("the type is set here", ("type",)),),
+            )
+        for problem in self.sub_norm.problems() if self.sub_norm else ():
+            yield problem.under("sub_norm")
+
+    def resolved(self, width: int) -> Mlp:
+        bias = tuple(m for m in ("gate", "up", "down") if m in self.bias)
+        return self.model_copy(update={"bias": bias, "sub_norm": self.sub_norm.resolved() if self.sub_norm else None})
+
+    def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
+        inner = Scope(scope.width)
+
+        def into(matrix: str) -> Value:
+            return apply(Linear(scope.width, self.width, matrix in self.bias), inner.x[0], name=matrix, place=place)
+
+        hidden, formula = self._hidden(into, place)
+        if self.sub_norm:
+            hidden, formula = self.sub_norm.of(hidden, self.width, place), f"norm({formula})"
+        down = apply(Linear(self.width, scope.width, "down" in self.bias), hidden, name="down", place=place)
+        doc = f"down({formula}), {self.width} wide."
+        return scope.call(inner.close("MLP", down, doc), x, name=label, place=place)
+
+    def _hidden(self, into: Callable[[str], Value], place: Place | None) -> tuple[Value, str]:
+        """What down reads, and its formula; `into` gives gate x or up x."""
+        if self.type == CLAMPED:
+            op = ClampedSwiglu(self.limit or 0.0, self.alpha or 0.0)
+            return apply(op, into("gate"), into("up"), name="gated", place=place), f"{op.name}(gate x, up x)"
+        act, gated = TYPES[self.type]
+        if not gated:
+            return apply(act, into("up"), name="activated", place=place), f"{act.name}(up x)"
+        gate = apply(act, into("gate"), name="activated", place=place)
+        return apply(Mul(), gate, into("up"), name="gated", place=place), f"{act.name}(gate x) * up x"

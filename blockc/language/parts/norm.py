@@ -1,0 +1,168 @@
+"""norm: RMSNorm and LayerNorm, and the norms that stand inside other parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from blockc.diagnostics.meaning import NORM_BIAS, QK_NORM, SUB_NORM, V_NORM
+from blockc.ir import Value, apply
+from blockc.language.parts.base import Model, OrNone, Part, Problem, Scope
+from blockc.language.parts.numbers import Epsilon, Real
+from blockc.ops import HeadGain, LayerNorm, RmsNorm
+from blockc.source import Place
+
+
+class Norm(Part):
+    """y = x / rms(x) * (offset + weight), or (x - mean) / std * (offset + weight) + bias.
+
+    `weight: false` leaves out both weight and bias.
+    """
+
+    type: Literal["rms", "layer"]
+    eps: Epsilon
+    weight: bool | None = None
+    bias: bool | None = None
+    offset: OrNone[Real] = None
+
+    def resolved(self, width: int) -> Norm:
+        """(0 + weight) is weight, which is there unless it is said not to be."""
+        bare = self.weight is False
+        bias = False if bare and self.type == "layer" else self.bias
+        return self.model_copy(update={"offset": self.offset or None, "weight": False if bare else None, "bias": bias})
+
+    def problems(self, width: int, context: int) -> Iterator[Problem]:
+        for key in ("bias", "offset"):
+            if self.weight is False and getattr(self, key):
+                message = "a norm without weight has no parameters"
+                yield Problem(NORM_BIAS, (key,), message, f"no {key}", also=(("without weight", ("weight",)),))
+        if self.type == "layer" and self.bias is None and self.weight is not False:
+            yield Problem(NORM_BIAS, (), "a layer norm must say whether it has a bias", "bias: true or bias: false")
+        if self.type == "rms" and self.bias is not None:
+            yield Problem(NORM_BIAS, ("bias",), "an rms norm has no bias", "no such key beside type: rms")
+
+    def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
+        bare = self.weight is False
+        op = (
+            RmsNorm(scope.width, self.eps, self.offset or 0.0, bare)
+            if self.type == "rms"
+            else LayerNorm(scope.width, self.eps, bool(self.bias), bare, self.offset)
+        )
+        return apply(op, x, name=label, place=place)
+
+
+class QkNorm(Model):
+    """A norm of the queries and one of the keys. Type, eps and offset are those of the layer's norm.
+
+    `over: head` norms each head by itself, with one weight that all share, with its own, or with none; `over:
+    projection` all heads at once. `order` is the side of rope on which it stands.
+    """
+
+    over: Literal["head", "projection"]
+    weights: OrNone[Literal["shared", "own"]] = None
+    order: OrNone[Literal["before_rope", "after_rope"]] = None
+    type: Literal["rms", "layer"] | None = None
+    eps: Epsilon | None = None
+    weight: bool | None = None
+    bias: OrNone[bool] = None
+    offset: OrNone[Real] = None
+
+    def problems(self) -> Iterator[Problem]:
+        if self.over == "head" and self.weights is None and self.weight is not False:
+            expected = "weights: shared or own; or weight: false"
+            yield Problem(QK_NORM, (), "a norm over each head must say whose its weights are", expected)
+        if self.weights is not None and self.weight is False:
+            message = "a norm without weight has none that heads could share"
+            yield Problem(QK_NORM, ("weights",), message, "no such key", also=(("without weight", ("weight",)),))
+        if self.over == "projection" and self.order == "after_rope":
+            message = "rope turns heads, and behind it each head is normed by itself"
+            yield Problem(QK_NORM, ("order",), message, "over: head", also=(("over", ("over",)),))
+        yield from self._bias_problems()
+        if self.over == "projection" and self.weights is not None:
+            message = "a norm over the projection has a weight for each of its numbers"
+            yield Problem(QK_NORM, ("weights",), message, "no such key beside over: projection")
+        if self.offset and (self.weights == "own" or self.weight is False):
+            message = "offset is part of a norm whose weights are shared: (offset + weight)"
+            yield Problem(QK_NORM, ("offset",), message, "offset: none")
+        if self.type is None or self.eps is None:
+            yield Problem(QK_NORM, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
+
+    def _bias_problems(self) -> Iterator[Problem]:
+        if self.type == "rms" and self.bias is not None:
+            yield Problem(QK_NORM, ("bias",), "an rms norm has no bias", "no such key beside type: rms")
+        elif self.bias and (self.weights == "own" or self.weight is False):
+            message = "a bias stands beside a weight that all heads share, or one of the whole projection"
+            yield Problem(QK_NORM, ("bias",), message, "bias: false")
+
+    def resolved(self, turned: bool) -> QkNorm:
+        """Without rope there is no other side of it."""
+        order = self.order if turned and self.order == "after_rope" else None
+        bare, bias = (False if self.weight is False else None), self.bias or None
+        return self.model_copy(update={"offset": self.offset or None, "order": order, "weight": bare, "bias": bias})
+
+    def op(self, width: int, bare: bool = False) -> RmsNorm | LayerNorm:
+        bare = bare or self.weight is False
+        if self.type == "layer":
+            return LayerNorm(width, self.eps or 0.0, bool(self.bias), bare, self.offset)
+        return RmsNorm(width, self.eps or 0.0, self.offset or 0.0, bare)
+
+    def of_heads(self, x: Value, sizes: tuple[int, int], name: str, place: Place | None) -> Value:
+        """Over each of the heads; sizes are their number and head_dim."""
+        if self.weights != "own":
+            return apply(self.op(sizes[1]), x, name=f"{name}_norm", place=place)
+        x = apply(self.op(sizes[1], bare=True), x, name=f"{name}_bare_norm", place=place)
+        return apply(HeadGain(*sizes), x, name=f"{name}_norm", place=place)
+
+
+class VNorm(Model):
+    """A norm of each head's values, without parameters. Type and eps are those of the layer's norm."""
+
+    over: Literal["head"]
+    weight: Literal[False]
+    type: Literal["rms", "layer"] | None = None
+    eps: Epsilon | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        if self.type is None or self.eps is None:
+            yield Problem(V_NORM, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
+
+    def op(self, head_dim: int) -> RmsNorm | LayerNorm:
+        if self.type == "layer":
+            return LayerNorm(head_dim, self.eps or 0.0, False, bare=True)
+        return RmsNorm(head_dim, self.eps or 0.0, 0.0, bare=True)
+
+
+class SubNorm(Model):
+    """A norm inside a part, of what its last matrix reads. Type, eps and offset are those of the layer's norm.
+
+    Source: Wang et al. 2022, sub-LayerNorm.
+    """
+
+    weight: bool
+    type: Literal["rms", "layer"] | None = None
+    eps: Epsilon | None = None
+    bias: OrNone[bool] = None
+    offset: OrNone[Real] = None
+
+    def problems(self) -> Iterator[Problem]:
+        if self.type is None or self.eps is None:
+            yield Problem(SUB_NORM, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
+        if self.type == "rms" and self.bias is not None:
+            yield Problem(SUB_NORM, ("bias",), "an rms norm has no bias", "no such key beside type: rms")
+        for key in ("bias", "offset"):
+            if not self.weight and getattr(self, key):
+                message = "a norm without weight has no parameters"
+                also = (("without weight", ("weight",)),)
+                yield Problem(SUB_NORM, (key,), message, f"{key}: {'false' if key == 'bias' else 'none'}", also=also)
+
+    def resolved(self) -> SubNorm:
+        return self.model_copy(update={"offset": self.offset or None, "bias": self.bias or None})
+
+    def of(self, x: Value, width: int, place: Place | None) -> Value:
+        bare = not self.weight
+        op = (
+            LayerNorm(width, self.eps or 0.0, bool(self.bias), bare, self.offset or None)
+            if self.type == "layer"
+            else RmsNorm(width, self.eps or 0.0, self.offset or 0.0, bare)
+        )
+        return apply(op, x, name="sub_norm", place=place)

@@ -1,0 +1,37 @@
+"""positions: what is added to the embedding, where the place of a token is not said by rope."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from blockc.ir import Value, apply
+from blockc.language.parts.base import Model, OrNone
+from blockc.language.parts.numbers import Positive
+from blockc.ops import Add, Embed, Shift, Sinusoidal
+
+
+class Learned(Model):
+    """A table of `context` rows, and before them `offset` rows that no token reads."""
+
+    type: Literal["learned"]
+    offset: OrNone[Positive] = None
+
+    def add(self, x: Value, ids: Value, context: int) -> Value:
+        width, first = x.type.shape[-1].value or 0, self.offset or 0
+        rows = apply(Shift(first), ids, name="rows") if first else ids
+        return apply(Add(), x, apply(Embed(context + first, width), rows, name="positions"), name="stream")
+
+
+class Sine(Model):
+    """Sines at even, cosines at odd coordinates, wavelengths from 2 pi to 10000 * 2 pi."""
+
+    type: Literal["sinusoidal"]
+
+    def add(self, x: Value, ids: Value, context: int) -> Value:
+        width = x.type.shape[-1].value or 0
+        return apply(Add(), x, apply(Sinusoidal(width), ids, x, name="positions"), name="stream")
+
+
+Positions = Annotated[Learned | Sine, Field(discriminator="type")]

@@ -1,0 +1,297 @@
+"""Pydantic's errors and the parts' problems as findings at their line and column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from blockc.basics.expected import expected, literals
+from blockc.diagnostics import Code
+from blockc.diagnostics.words import (
+    BAD_NAME,
+    MISSING_KEY,
+    OUT_OF_RANGE,
+    TOO_SMALL,
+    UNKNOWN_KEY,
+    UNKNOWN_WORD,
+    WRONG_KIND,
+)
+from blockc.language.parts import Loc, Problem
+from blockc.language.spec.keys import LAYER_KEYS, PATTERNS, TOP_KEYS, LayerKeys, TopKeys
+from blockc.language.spec.words import FOREIGN, reserved
+from blockc.source import Finding, Mapping, Place, Scalar, Sequence, Tree, find, finding, key_place, suggest
+
+Error = dict[str, Any]
+
+
+def from_pydantic(error: ValidationError, model: type[BaseModel], tree: Tree, where: Loc = ()) -> list[Finding]:
+    """One finding a path, `where` being the path of `tree` in the file."""
+    by_path: dict[Loc, list[Error]] = {}
+    for each in error.errors(include_url=False, include_context=True):
+        by_path.setdefault(_real_path(tree, each["loc"], each["type"]), []).append(dict(each))
+    # Under an unknown type, what is missing and what is too much belongs to another type.
+    retyped = {path[:-1] for path, errors in by_path.items() if path[-1:] == ("type",) and _is(errors, "literal_error")}
+    return [
+        _finding(path, errors, model, tree, where)
+        for path, errors in by_path.items()
+        if not (path[:-1] in retyped and _is(errors, "missing", "extra_forbidden"))
+    ]
+
+
+def unknown_keys(error: ValidationError, tree: Tree) -> list[Loc]:
+    """The paths of keys that nothing reads: without them the rest can be read."""
+    found = error.errors(include_url=False)
+    return [_real_path(tree, each["loc"], each["type"]) for each in found if each["type"] == "extra_forbidden"]
+
+
+def faulty_keys(error: ValidationError, tree: Tree) -> set[str]:
+    """The keys of the tree itself under which something is wrong."""
+    paths = (_real_path(tree, each["loc"], each["type"]) for each in error.errors(include_url=False))
+    return {str(path[0]) for path in paths if path}
+
+
+def without(tree: Tree, path: Loc) -> Tree:
+    """A tree without the key at a path."""
+    if not path or not isinstance(tree, Mapping) or path[0] not in tree.entries:
+        return tree
+    entry = tree.entries[str(path[0])]
+    kept = {key: each for key, each in tree.entries.items() if key != path[0] or len(path) > 1}
+    if len(path) > 1:
+        kept[str(path[0])] = replace(entry, value=without(entry.value, path[1:]))
+    return Mapping(kept, tree.place)
+
+
+def _is(errors: list[Error], *kinds: str) -> bool:
+    return errors[0]["type"] in kinds
+
+
+def from_problem(problem: Problem, tree: Tree, where: Loc, name: str = "") -> Finding:
+    """`name` is what the part is called, where that is not its path in the tree."""
+    called = name or dotted((*where, *problem.loc[:-1]))
+    others = [(label, value_place(tree, (*where, *loc))) for label, loc in problem.also]
+    known = not called or problem.message.startswith(called)
+    return finding(
+        problem.code,
+        value_place(tree, (*where, *problem.loc)),
+        problem.message if known else f"{called}: {problem.message}",
+        expected=problem.expected,
+        got=problem.got,
+        hint=problem.hint,
+        others=others,
+    )
+
+
+def value_place(tree: Tree, path: Loc) -> Place:
+    """Where a value stands; where a key stands if its value is a whole block; the parent's where neither is there."""
+    found = find(tree, path)
+    return found.place if isinstance(found, Scalar) else key_place(tree, path)
+
+
+def dotted(path: Loc) -> str:
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+def shown(tree: Tree) -> str:
+    """A value as it came, in the language's own words."""
+    match tree:
+        case Scalar():
+            return tree.text
+        case Sequence():
+            return "a list" if tree.items else "an empty list"
+        case Mapping():
+            return f"a mapping with {', '.join(tree.entries)}" if tree.entries else "an empty mapping"
+
+
+def _finding(path: Loc, errors: list[Error], model: type[BaseModel], tree: Tree, where: Loc) -> Finding:
+    error, name = errors[0], dotted((*where, *path))
+    if error["type"] == "union_tag_not_found":
+        path, name, error = (*path, "type"), f"{name}.type", {**error, "type": "missing"}
+    if error["type"] == "extra_forbidden":
+        return _unknown_key(path, name, model, tree, where)
+    if error["type"] == "missing":
+        return _missing_key(path, name, error, model, tree)
+    if error["loc"][-1] == "[key]":
+        key = str(path[-1])
+        message = f"{name}: {_what(error)}"
+        return finding(_code(error), key_place(tree, path), message, expected=_expected(error), got=key)
+    if error["type"] == "union_tag_invalid":
+        path = (*path, "type")
+    found = find(tree, path)
+    return finding(
+        _code(error),
+        value_place(tree, path),
+        f"{name}: {_what(error)}",
+        expected=" or ".join(dict.fromkeys(map(_expected, errors))),
+        got=shown(found),
+        hint=_hint(error, found),
+    )
+
+
+def _real_path(tree: Tree, loc: Loc, kind: str) -> Loc:
+    """Pydantic's location without the names of union members, which no spec contains."""
+    path: list[str | int] = []
+    current: Tree = tree
+    for i, step in enumerate(loc):
+        if isinstance(current, Mapping) and step in current.entries:
+            current = current.entries[str(step)].value
+        elif isinstance(current, Sequence) and isinstance(step, int):
+            current = current.items[step]
+        elif not (kind == "missing" and i == len(loc) - 1):
+            continue
+        path.append(step)
+    return tuple(path)
+
+
+def _missing_key(path: Loc, name: str, error: Error, model: type[BaseModel], tree: Tree) -> Finding:
+    expected = _tags(error) if "ctx" in error else _expected_of(model, path)
+    hint = f"no default is supplied: say {path[-1]}"
+    return finding(MISSING_KEY, key_place(tree, path[:-1]), f"missing key {name}", expected=expected, hint=hint)
+
+
+def _unknown_key(path: Loc, name: str, model: type[BaseModel], tree: Tree, where: Loc) -> Finding:
+    word = str(path[-1])
+    known = sorted(_fields(_model_at(model, path[:-1])))
+    if not where and len(path) == 1 and issubclass(model, TopKeys | LayerKeys):
+        known = sorted(TOP_KEYS | LAYER_KEYS)
+    return unknown_key(key_place(tree, path), name, word, known)
+
+
+def unknown_key(place: Place, name: str, word: str, known: Iterable[str]) -> Finding:
+    known = list(known)
+    near = suggest(word, known)
+    if word in FOREIGN:
+        hint = f"here it is {FOREIGN[word]}"
+    elif reserved(name):
+        hint = f"{word} is kept for a later version"
+    else:
+        hint = f"did you mean {near}?" if near else ""
+    expected = "one of " + ", ".join(known)
+    return finding(UNKNOWN_KEY, place, f"unknown key {name}", expected=expected, got=word, hint=hint)
+
+
+def _model_at(model: type[BaseModel], path: Loc) -> type[BaseModel] | None:
+    current: type[BaseModel] | None = model
+    for step in path:
+        field = current.model_fields.get(str(step)) if current else None
+        current = _model_of(field.annotation) if field else None
+    return current
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := _model_of(inner))), None)
+
+
+def _fields(model: type[BaseModel] | None) -> Iterable[str]:
+    return model.model_fields if model else ()
+
+
+def _expected_of(model: type[BaseModel], path: Loc) -> str:
+    parent = _model_at(model, path[:-1])
+    field = parent.model_fields.get(str(path[-1])) if parent else None
+    if field is None:
+        return ""
+    inner = _model_of(field.annotation)
+    if inner:
+        return "a mapping with " + ", ".join(name for name, f in inner.model_fields.items() if f.is_required())
+    if words := [str(word) for word in get_args(field.annotation) if isinstance(word, str | int)]:
+        return _one_of(words)
+    names: dict[Any, str] = {int: "an integer", float: "a number", str: "a word", bool: "true or false"}
+    return names.get(field.annotation, "a mapping" if "dict" in str(field.annotation) else "")
+
+
+def _expected(error: Error) -> str:
+    context: dict[str, Any] = error.get("ctx", {})
+    match error["type"]:
+        case "out_of_fp32":
+            return str(context["expected"])
+        case "union_tag_invalid":
+            return _tags(error)
+        case "string_pattern_mismatch":
+            return PATTERNS[context["pattern"]][1]
+        case "device_name":
+            return "another name"
+        case _:
+            return expected(error)
+
+
+_CODES = {
+    "greater_than": TOO_SMALL,
+    "greater_than_equal": TOO_SMALL,
+    "less_than_equal": OUT_OF_RANGE,
+    "out_of_fp32": OUT_OF_RANGE,
+    "literal_error": UNKNOWN_WORD,
+    "union_tag_invalid": UNKNOWN_WORD,
+    "string_pattern_mismatch": BAD_NAME,
+    "device_name": BAD_NAME,
+}
+
+
+def _code(error: Error) -> Code:
+    return _CODES.get(error["type"], WRONG_KIND)
+
+
+def _what(error: Error) -> str:
+    match error["type"]:
+        case "greater_than" | "greater_than_equal":
+            return "too small"
+        case "less_than_equal":
+            return "too large"
+        case "out_of_fp32":
+            return str(error["ctx"]["what"])
+        case "literal_error":
+            return "not a word that is known here"
+        case "union_tag_invalid":
+            return "no such type"
+        case "string_pattern_mismatch":
+            return PATTERNS[error["ctx"]["pattern"]][0]
+        case "device_name":
+            return "a name that Windows keeps for a device"
+        case _:
+            return "wrong kind of value"
+
+
+def _tags(error: Error) -> str:
+    return _one_of(str(error.get("ctx", {}).get("expected_tags", "learned, sinusoidal")).replace("'", "").split(", "))
+
+
+def _one_of(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else "one of " + ", ".join(words)
+
+
+def _hint(error: Error, found: Tree) -> str:
+    return next(_hints(error, found), "") if isinstance(found, Scalar) else ""
+
+
+def _hints(error: Error, found: Scalar) -> Iterator[str]:
+    kind, value = error["type"], found.value
+    if kind in ("int_type", "float_type") and isinstance(value, str) and found.quoted and _numeric(value):
+        yield "remove the quotes"
+    if kind == "string_type" and not found.quoted:
+        yield "quote it if it is text"
+    if (
+        kind in ("int_type", "int_from_float")
+        and isinstance(value, float)
+        and value.is_integer()
+        and abs(value) < 2**53
+    ):
+        yield f"write {int(value)}"
+    if kind in ("literal_error", "union_tag_invalid") and reserved(str(value)):
+        yield f"{value} is kept for a later version"
+    if kind == "literal_error" and (near := suggest(str(value), literals(error))):
+        yield f"did you mean {near}?"
+
+
+def _numeric(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

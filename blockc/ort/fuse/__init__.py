@@ -1,0 +1,23 @@
+"""fuse: several ops become one where onnxruntime has a kernel for them. What stays as it is, is listed with the reason.
+
+Takes an inlined, cached function. The fused ops carry their own meaning, so the result is proved like any other graph.
+"""
+
+from __future__ import annotations
+
+from blockc.graph.target import Target
+from blockc.ir import Function
+from blockc.ort.fuse.attention import attentions
+from blockc.ort.fuse.pairs import activations, norms
+from blockc.ort.fuse.rewrite import Fused, Rewrite, Unfused
+
+__all__ = ["Fused", "Unfused", "fuse"]
+
+
+def fuse(function: Function, target: Target) -> Fused:
+    """Attention with its rope, cache and heads; the norm after an addition; biases where a kernel adds them."""
+    rewrite = Rewrite(function, target)
+    attentions(rewrite)
+    norms(rewrite)
+    activations(rewrite)
+    return rewrite.result()

@@ -1,0 +1,276 @@
+"""Attention with what stands around it: heads split and joined, norms of heads, rope, and the cache, in one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf
+from types import UnionType
+from typing import TypeVar
+
+from blockc.ir import Node, Value, node
+from blockc.ops import (
+    Attention,
+    Extend,
+    HeadGain,
+    KeyPositions,
+    LayerNorm,
+    MergeHeads,
+    QueryPositions,
+    RmsNorm,
+    Rotary,
+    RotaryTable,
+    SplitHeads,
+    Visible,
+)
+from blockc.ort.fuse.rewrite import Mismatch, Rewrite, Unfused
+from blockc.ort.kernels import lacks
+from blockc.ort.ops import (
+    BoundedBias,
+    GroupQueryAttention,
+    HeadNorm,
+    Lengths,
+    MaskBias,
+    RotaryRows,
+    RowLengths,
+    RowQueryAttention,
+    Slots,
+)
+
+# With a softcap, and in half precision, the kernel gives no numbers for a row that sees nothing at all under -inf.
+LOW = -3e4
+OpT = TypeVar("OpT")
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Queries, keys or values on their way to an attention, from flat: split, perhaps normalised and turned.
+
+    `behind` are heads that are normed once they are turned, which is no order of the kernel's: it reads them as they
+    are, made flat again.
+    """
+
+    flat: Value
+    split: SplitHeads
+    norm: Node | None = None
+    gain: Node | None = None
+    rotary: Node | None = None
+    behind: Value | None = None
+
+
+@dataclass(frozen=True)
+class _Matched:
+    """The nodes around an attention that one kernel replaces."""
+
+    attention: Node
+    q: _Heads
+    k: _Heads
+    v: _Heads
+    key: Node
+    value: Node
+    join: Node
+
+    @property
+    def op(self) -> Attention:
+        assert isinstance(self.attention.op, Attention)
+        return self.attention.op
+
+    @property
+    def sinks(self) -> tuple[Value, ...]:
+        return self.attention.inputs[4:]
+
+    @property
+    def rotary(self) -> Rotary | None:
+        return None if self.q.rotary is None else _of(Rotary, self.q.rotary)
+
+    @property
+    def table(self) -> Node | None:
+        """Of a RotaryTable."""
+        return None if self.q.rotary is None else self.q.rotary.inputs[1].node
+
+
+def attentions(rewrite: Rewrite) -> None:
+    """Each one that fits, whatever the padding; by rows all or none, for they lay out the cache."""
+    matched: list[_Matched] = []
+    failed: list[Unfused] = []
+    for n in rewrite.old.nodes:
+        if isinstance(n.op, Attention):
+            try:
+                matched.append(_match(rewrite, n))
+            except Mismatch as why:
+                failed.append(Unfused(n.name, str(why)))
+    by_rows = rewrite.target.by_rows
+    if by_rows and failed:
+        why = f"{failed[0].node} is not fused, and all must lay out rows alike"
+        failed += [Unfused(m.attention.name, why) for m in matched]
+        matched = []
+    rewrite.unfused += failed
+    for m in matched:
+        rewrite.gone.update(n for n in _passed(m) if n is not m.join)
+        rewrite.plans[m.join] = _by_rows(rewrite, m) if by_rows else _by_mask(rewrite, m)
+
+
+def _passed(m: _Matched) -> Iterator[Node]:
+    """The nodes that the kernel stands for. Their norms are made anew, of flat heads."""
+    yield from (m.attention, m.key, m.value, m.join)
+    for heads in (m.q, m.k, m.v):
+        yield from (n for n in (heads.norm, heads.gain, heads.rotary) if n is not None)
+
+
+# Matching
+
+
+def _match(rewrite: Rewrite, n: Node) -> _Matched:
+    if isinstance(n.op, Attention) and n.op.borrowed:
+        raise Mismatch("its keys and values are another attention's")
+    q, k, v, mask, *_ = n.inputs
+    join = rewrite.only_user(n[0])
+    if join is None or not isinstance(join.op, MergeHeads):
+        raise Mismatch("its heads are not joined at once")
+    key, value = _made(k, Extend, "its keys are not cached"), _made(v, Extend, "its values are not cached")
+    for extend in (key, value):
+        if rewrite.users[extend[0]] != [n]:
+            raise Mismatch("another attention reads its cache")
+    m = _Matched(n, _heads(q), _heads(key.inputs[1]), _heads(value.inputs[1]), key, value, join)
+    if m.v.rotary is not None:
+        raise Mismatch("its values are turned")
+    if m.q.flat.type.shape[1] != m.k.flat.type.shape[1]:
+        raise Mismatch("it has fewer new queries than new keys")
+    if (m.q.rotary is None) != (m.k.rotary is None):
+        raise Mismatch("of queries and keys only one is turned")
+    if m.q.rotary is not None and m.k.rotary is not None and m.q.rotary.inputs[1:] != m.k.rotary.inputs[1:]:
+        raise Mismatch("queries and keys are turned by unlike tables")
+    if m.q.rotary is not None:
+        _made(m.q.rotary.inputs[1], RotaryTable, "its rotary table is not made from positions")
+    _legal(rewrite, m, mask)
+    return m
+
+
+def _heads(value: Value) -> _Heads:
+    whole = value
+    value, rotary = _through(value, Rotary)
+    value, gain = _through(value, HeadGain)
+    value, norm = _through(value, RmsNorm | LayerNorm)
+    value, first = _through(value, Rotary) if norm and not rotary else (value, None)
+    split = _made(value, SplitHeads, f"{value.node.op.name} stands between its heads and the kernel")
+    if first is not None:
+        return _Heads(split.inputs[0], _of(SplitHeads, split), behind=whole)
+    return _Heads(split.inputs[0], _of(SplitHeads, split), norm, gain, rotary)
+
+
+def _through(value: Value, op: type | UnionType) -> tuple[Value, Node | None]:
+    """What such a node reads, and the node; or the value itself."""
+    return (value.node.inputs[0], value.node) if isinstance(value.node.op, op) else (value, None)
+
+
+def _made(value: Value, op: type, why: str) -> Node:
+    if not isinstance(value.node.op, op):
+        raise Mismatch(why)
+    return value.node
+
+
+def _of(op: type[OpT], n: Node) -> OpT:
+    if not isinstance(n.op, op):
+        raise Mismatch(f"{n.name} is not a {op.__name__}")
+    return n.op
+
+
+def _legal(rewrite: Rewrite, m: _Matched, mask: Value) -> None:
+    """What the kernel takes."""
+    if why := lacks(rewrite.target, "GroupQueryAttention"):
+        raise Mismatch(why)
+    if m.q.split.head_dim % 8:
+        raise Mismatch(f"head_dim {m.q.split.head_dim} is no multiple of 8")
+    if rewrite.target.provider == "cuda" and m.q.split.head_dim > 256:
+        raise Mismatch(f"head_dim {m.q.split.head_dim} is above 256")
+    if rewrite.target.by_rows:
+        if m.op.biased:
+            raise Mismatch("its scores have a bias, and rows are attended by their lengths alone")
+        seen, (queries, keys) = _made(mask, Visible, "its mask is not made from positions"), mask.node.inputs
+        of_mask = (QueryPositions, KeyPositions)
+        if not all(isinstance(v.node.op, op) for v, op in zip((queries, keys), of_mask, strict=True)):
+            raise Mismatch(f"{seen.name} is not made from the attention mask")
+    if m.rotary is None:
+        return
+    if m.q.split.head_dim % 16 or m.rotary.width % 16:
+        raise Mismatch(f"it turns {m.rotary.width} of {m.q.split.head_dim}, and the kernel takes multiples of 16")
+
+
+# Making
+
+
+def _by_mask(rewrite: Rewrite, m: _Matched) -> Callable[[], None]:
+    """With a bias from the visibility mask: padding may stand on either side."""
+
+    def make() -> None:
+        op = GroupQueryAttention(
+            m.op.heads, m.op.kv_heads, m.q.split.head_dim, m.op.scale, m.op.softcap, m.rotary, biased=m.op.biased
+        )
+        rope = () if m.table is None else (*_slots(rewrite), *_rows(rewrite, m.table))
+        plain = op.softcap is None and rewrite.target.dtype == "fp32"
+        bias = _bias(rewrite, m.attention.inputs[3], m.op.biased, -inf if plain else LOW)
+        _put(rewrite, m, op, (*bias, *_lengths(rewrite, Lengths()), *rope, *rewrite.now(*m.sinks)))
+
+    return make
+
+
+def _by_rows(rewrite: Rewrite, m: _Matched) -> Callable[[], None]:
+    """By each row's length alone: padding stands on the right, and a row's cache goes on where its tokens end."""
+
+    def make() -> None:
+        window = _of(Visible, m.attention.inputs[3].node).window
+        op = RowQueryAttention(
+            m.op.heads, m.op.kv_heads, m.q.split.head_dim, m.op.scale, m.op.softcap, window, rotary=m.rotary
+        )
+        rope = () if m.table is None else _rows(rewrite, m.table)
+        _put(rewrite, m, op, (*_lengths(rewrite, RowLengths()), *rope, *rewrite.now(*m.sinks)))
+
+    return make
+
+
+def _put(rewrite: Rewrite, m: _Matched, op: GroupQueryAttention | RowQueryAttention, rest: tuple[Value, ...]) -> None:
+    pasts = rewrite.now(m.key.inputs[0], m.value.inputs[0])
+    q, k, v = (_normalised(rewrite, heads) for heads in (m.q, m.k, m.v))
+    made = node(op, q, k, v, *pasts, *rest, name=m.attention.name, place=m.attention.place)
+    rewrite.new.update({m.join[0]: made[0], m.key[0]: made[1], m.value[0]: made[2]})
+
+
+def _normalised(rewrite: Rewrite, heads: _Heads) -> Value:
+    if heads.behind is not None:
+        (value,), last = rewrite.now(heads.behind), heads.behind.node
+        return node(MergeHeads(), value, name=f"{last.name}.flat", place=last.place)[0]
+    flat = rewrite.new[heads.flat]
+    if heads.norm is None:
+        return flat
+    assert isinstance(heads.norm.op, RmsNorm | LayerNorm)
+    last = heads.gain or heads.norm
+    op = HeadNorm(heads.norm.op, heads.split.heads, own=heads.gain is not None)
+    return node(op, flat, name=last.name, params=last.params, place=last.place)[0]
+
+
+# What all attentions share
+
+
+def _bias(rewrite: Rewrite, mask: Value, biased: bool, low: float) -> tuple[Value, ...]:
+    """What the kernel adds to the scores. A mask of floats is such a bias itself."""
+    if biased and low == -inf:
+        return rewrite.now(mask)
+    op = BoundedBias(low) if biased else MaskBias(low)
+    return rewrite.once((mask, low), lambda: node(op, rewrite.new[mask], name=f"{mask.node.name}.bias"))
+
+
+def _slots(rewrite: Rewrite) -> tuple[Value, ...]:
+    mask, ids = rewrite.inputs["attention_mask"], rewrite.inputs["input_ids"]
+    return rewrite.once("slots", lambda: node(Slots(), mask[0], ids[0], name="slots"))
+
+
+def _lengths(rewrite: Rewrite, op: Lengths | RowLengths) -> tuple[Value, ...]:
+    return rewrite.once("lengths", lambda: node(op, rewrite.inputs["attention_mask"][0], name="lengths"))
+
+
+def _rows(rewrite: Rewrite, made: Node) -> tuple[Value, ...]:
+    """The table of the tokens' places; one by length reads the length that the table of their positions does."""
+    table = _of(RotaryTable, made)
+    name = f"rotary_rows_{sum(isinstance(key, RotaryTable) for key in rewrite.shared)}"
+    operands = (rewrite.inputs["attention_mask"][0], *rewrite.now(*made.inputs[1:]))
+    return rewrite.once(table, lambda: node(RotaryRows(table), *operands, name=name))

@@ -1,0 +1,70 @@
+"""A function being remade with other ops in the place of some of its nodes, and the list of what stayed as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from blockc.graph.target import Target
+from blockc.ir import Function, Node, Value
+
+
+class Mismatch(Exception):
+    """Why a pattern does not stand here."""
+
+
+@dataclass(frozen=True)
+class Unfused:
+    """A node that a kernel might have taken, and why it was not."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fused:
+    function: Function
+    unfused: tuple[Unfused, ...]
+
+
+class Rewrite:
+    """`plans` says what is made where a node stood; a node that only a plan reads is passed over by `gone`."""
+
+    def __init__(self, function: Function, target: Target) -> None:
+        self.old, self.target = function, target
+        self.users: dict[Value, list[Node]] = {}
+        for n in function.nodes:
+            for value in n.inputs:
+                self.users.setdefault(value, []).append(n)
+        self.results = {value for _, value in function.outputs}
+        self.inputs = {n.name: n for n in function.inputs}
+        self.unfused: list[Unfused] = []
+        self.plans: dict[Node, Callable[[], None]] = {}
+        self.gone: set[Node] = set()
+        self.shared: dict[object, tuple[Value, ...]] = {}
+        self.new: dict[Value, Value] = {n[0]: n[0] for n in function.inputs}
+
+    def only_user(self, value: Value) -> Node | None:
+        users = self.users.get(value, [])
+        return users[0] if len(users) == 1 and value not in self.results else None
+
+    def once(self, key: object, make: Callable[[], Node]) -> tuple[Value, ...]:
+        """What several plans share is made by the first of them."""
+        if key not in self.shared:
+            made = make()
+            self.shared[key] = tuple(made[i] for i in range(len(made.types)))
+        return self.shared[key]
+
+    def now(self, *values: Value) -> tuple[Value, ...]:
+        return tuple(self.new[value] for value in values)
+
+    def result(self) -> Fused:
+        """Nodes that nobody reads any more are not reached, and so are gone too."""
+        for n in self.old.nodes:
+            if n in self.plans:
+                self.plans[n]()
+            elif n not in self.gone:
+                made = n.remade(inputs=self.now(*n.inputs))
+                self.new.update({n[i]: made[i] for i in range(len(n.types))})
+        outputs = tuple((name, self.new[value]) for name, value in self.old.outputs)
+        return Fused(replace(self.old, outputs=outputs), tuple(self.unfused))

@@ -1,0 +1,21 @@
+"""Ops that the fusion pass puts in the place of several: what onnxruntime has one kernel for.
+
+Each carries the oracle rule like any other, so that fused = unfused is proved in float64 before a kernel runs. They are
+never emitted as PyTorch.
+"""
+
+from blockc.ir import Op
+from blockc.ort.ops.attention import GroupQueryAttention, RowQueryAttention
+from blockc.ort.ops.pairs import BiasedGelu, HeadNorm, SkipNorm
+from blockc.ort.ops.rows import MICROSOFT, BoundedBias, Lengths, MaskBias, RotaryRows, RowLengths, Slots
+
+FUSED: tuple[type[Op], ...] = (
+    SkipNorm, HeadNorm, BiasedGelu,
+    MaskBias, BoundedBias, Slots, Lengths, RowLengths, RotaryRows,
+    GroupQueryAttention, RowQueryAttention,
+)  # fmt: skip
+
+__all__ = [
+    "FUSED", "MICROSOFT", "BiasedGelu", "BoundedBias", "GroupQueryAttention", "HeadNorm", "Lengths", "MaskBias",
+    "RotaryRows", "RowLengths", "RowQueryAttention", "SkipNorm", "Slots",
+]  # fmt: skip

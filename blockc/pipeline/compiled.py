@@ -1,0 +1,240 @@
+"""The whole line for one spec: spec -> algebra -> graph -> passes -> texts. No file is touched here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import blockc
+from blockc.diagnostics.graph import GRAPH
+from blockc.diagnostics.words import OUT_OF_RANGE
+from blockc.graph.build import build
+from blockc.graph.target import Dtype, Padding, Target
+from blockc.ir import Array, Function, GraphError, Node, Param, functions, inline, parameters, render
+from blockc.ir.derive import Parts
+from blockc.language.algebra import Decoder, elaborate, term_faults
+from blockc.language.parts.numbers import LARGEST_INT
+from blockc.language.spec import Spec, SpecFaults, from_tree, resolved_text
+from blockc.ops import Sides
+from blockc.ort.fuse import Unfused, fuse
+from blockc.ort.join import Joined, join_projections
+from blockc.ort.ops import RowQueryAttention
+from blockc.passes import (
+    last_token,
+    sides,
+    top,
+    verify,
+    with_buffer,
+    with_cache,
+)
+from blockc.source import Finding, SpecError, finding, key_place
+from blockc.source import Mapping as Keys
+
+if TYPE_CHECKING:
+    from onnx import TensorProto
+
+PORTABLE = Target()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A spec and every form of it that is emitted."""
+
+    spec: Spec
+    decoder: Decoder
+    function: Function  # without a cache: the reference
+    warnings: tuple[Finding, ...] = ()  # of the import, where the spec comes from a config.json
+
+    def __repr__(self) -> str:
+        return f"<Compiled {self.spec.name}: {self._shape}, {self.parameters:,} parameters>"
+
+    @cached_property
+    def served(self) -> Function:
+        """With a cache, unless the model looks both ways."""
+        return verified(with_cache(self.function)) if self.function.causal else self.function
+
+    @cached_property
+    def graph(self) -> Function:
+        """The flat form that ONNX is, logits of every token."""
+        return verified(inline(self.served))
+
+    def flat(self, target: Target) -> Function:
+        """The flat function that an ONNX graph is lowered from."""
+        if target not in self._flats:
+            self._flats[target] = self._made(target)
+        return self._flats[target]
+
+    @cached_property
+    def _flats(self) -> dict[Target, Function]:
+        return {PORTABLE: self.graph}
+
+    def parts(self, target: Target) -> Parts:
+        """The parameters whose rows a joined one of the target's function holds."""
+        return self._joined(target).parts if target.packed else {}
+
+    def _joined(self, target: Target) -> Joined:
+        return join_projections(self.flat(replace(target, packed=False)))
+
+    def _made(self, target: Target) -> Function:
+        if target.packed:
+            return verified(self._joined(target).function)
+        if target.cache == "buffer":
+            return verified(with_buffer(self.flat(replace(target, cache="joined"))))
+        if isinstance(target.logits, int):
+            return verified(top(self.flat(replace(target, logits="last")), target.logits))
+        if target.logits == "last":
+            return verified(last_token(self.flat(replace(target, logits="all"))))
+        return self.graph if target.provider is None else verified(fuse(self.graph, target).function)
+
+    def unfused(self, target: Target) -> tuple[Unfused, ...]:
+        """What a provider's graph leaves as it is, and why."""
+        return () if target.provider is None else fuse(self.graph, target).unfused
+
+    def refuses(self, target: Target) -> str:
+        """Why there is no graph of a target, or nothing."""
+        from blockc.emit.onnx import lost
+        from blockc.ort.lowering import NO_DYNAMIC, swaps
+
+        if target.provider == "cuda" and any(side.grows for side in self.sides):
+            return NO_DYNAMIC
+        for n, number in lost(self.flat(target), target.dtype, swaps(target)):
+            at = f"{n.place.file}:{n.place.line}: " if n.place else ""
+            return f"{at}{n.name}: {target.dtype} does not hold {abs(number):g}: build in fp32 or bf16"
+        return ""
+
+    def padding(self, target: Target) -> Padding:
+        """Where a batch's rows may be padded."""
+        by_rows = any(isinstance(n.op, RowQueryAttention) for n in self.flat(target).nodes)
+        return "right" if by_rows else "any"
+
+    @cached_property
+    def sides(self) -> tuple[Sides, ...]:
+        """Of the lengths of its calls, where they change the function."""
+        return sides(self.function)
+
+    @property
+    def parameters(self) -> int:
+        return sum(param.size for param in parameters(self.function).values())
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return {
+            "blockc.version": blockc.__version__,
+            "blockc.semantic_hash": self.decoder.semantic_hash,
+            "blockc.parameters": str(self.parameters),
+        }
+
+    @property
+    def summary(self) -> str:
+        return f"{self._shape}, over {self.spec.top.vocab} tokens."
+
+    @property
+    def _shape(self) -> str:
+        top = self.spec.top
+        sight = "a causal decoder" if self.function.causal else "an encoder"
+        return f"{sight} of {_count(top.depth, 'layer')}, {top.width} wide"
+
+    def model_py(self) -> str:
+        from blockc.emit.loading import loading
+        from blockc.emit.torch import emit
+
+        std = self.spec.top.init.std if self.spec.top.init else 0.02
+        load = loading(self.spec.top.checkpoint, self.function)
+        return emit(self.served, name=self.spec.name, summary=self.summary, load=load, init=std)
+
+    def graph_txt(self) -> str:
+        return render(self.served)
+
+    def resolved_yaml(self) -> str:
+        return resolved_text(self.spec)
+
+    def nodes(self, target: Target) -> dict[str, Any]:
+        """Operators of a target's graph: all of them, the distinct numbers of a layer, and those outside of layers."""
+        from blockc.emit.onnx import counted
+        from blockc.ort.lowering import swaps
+
+        layers: Counter[str] = Counter()
+        for name, count in counted(self.flat(target), target.dtype, swaps(target)).items():
+            path = name.split(".")
+            layers[path[1] if path[0] == "layers" else ""] += count
+        outside = layers.pop("", 0)
+        return {"all": outside + layers.total(), "per_layer": sorted(set(layers.values())), "outside": outside}
+
+    def onnx(
+        self,
+        target: Target = PORTABLE,
+        weights: Mapping[str, Array] | None = None,
+        dtype: Dtype | None = None,
+    ) -> bytes:
+        """The model, its parameters as graph inputs, or these arrays inside it.
+
+        `dtype` makes a target's graph in another float type, node for node, to prove one that cannot be run here.
+        """
+        from blockc.emit.onnx import in_memory
+
+        if weights is not None:
+            weights = with_joined(weights, self.parts(target))
+        tensors = None if weights is None else in_memory(weights, dtype or target.dtype)
+        return self.lowered(target, tensors, dtype)
+
+    def lowered(self, target: Target, tensors: Mapping[str, TensorProto] | None, dtype: Dtype | None = None) -> bytes:
+        """The model with these tensors as its initialisers, wherever they lie."""
+        from blockc.emit.onnx import emit, serialised
+        from blockc.ort.lowering import swaps
+
+        return serialised(emit(self.flat(target), self.metadata, tensors, dtype or target.dtype, swaps(target)))
+
+
+def with_joined(params: Mapping[str, Array], parts: Parts) -> dict[str, Array]:
+    """Parameters, and beside them those that hold the rows of several."""
+    return {**params, **{path: np.concatenate([params[part] for part in held]) for path, held in parts.items()}}
+
+
+def compiled_tree(tree: Keys) -> Compiled:
+    """The model of a tree of keys. Raises SpecError with all that is wrong with keys and terms at once."""
+    try:
+        spec = from_tree(tree)
+    except SpecFaults as error:
+        found = dict.fromkeys([*error.findings, *term_faults(error)])
+        raise SpecError(sorted(found, key=lambda each: (each.place.line, each.place.column))) from None
+    return compiled(spec)
+
+
+def compiled(spec: Spec) -> Compiled:
+    """Raises SpecError where the graph does not stand, at the place in the spec that it comes from."""
+    decoder = elaborate(spec)
+    try:
+        function = verified(build(decoder))
+    except GraphError as error:
+        place = error.place or spec.tree.place
+        raise SpecError([finding(GRAPH, place, str(error), expected=error.expected, got=error.got)]) from None
+    if oversized := [_oversized(n, param, spec) for n, param in _params(function) if 4 * param.size > LARGEST_INT]:
+        raise SpecError(dict.fromkeys(oversized))
+    return Compiled(spec, decoder, function)
+
+
+def _params(function: Function) -> Iterator[tuple[Node, Param]]:
+    return ((n, param) for each in functions(function) for n in each.nodes for param in n.params)
+
+
+def _oversized(n: Node, param: Param, spec: Spec) -> Finding:
+    """At the part that makes the parameter; else it is of the vocabulary or, of learned positions, of the context."""
+    place = n.place or key_place(spec.tree, ("context" if n.name == "positions" else "vocab",))
+    message = f"{param.name} has more bytes than int64 counts"
+    return finding(
+        OUT_OF_RANGE, place, message, expected="at most 2^63 - 1 in fp32", got=" x ".join(map(str, param.shape))
+    )
+
+
+def verified(function: Function) -> Function:
+    verify(function)
+    return function
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

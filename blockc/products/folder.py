@@ -1,0 +1,381 @@
+"""A build's folder: written all or nothing, and checked against its manifest."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import blockc
+from blockc.basics.errors import listed, shown
+from blockc.basics.jsonfile import bounded
+from blockc.basics.progress import Progress, silent
+from blockc.graph.shrink import shrink
+from blockc.graph.target import Dtype, Target
+from blockc.ir import parameters
+from blockc.language.spec import load
+from blockc.pipeline.compiled import Compiled, compiled
+from blockc.products.genai import CONFIG
+from blockc.products.genai import files as genai_files
+from blockc.products.manifest import (
+    MANIFEST,
+    MODEL,
+    PROOF,
+    SPEC,
+    TEXTS,
+    Data,
+    FolderError,
+    Manifest,
+    Source,
+    Versions,
+    Weights,
+    digest_of,
+    is_source,
+    misstated,
+    read,
+    stated,
+)
+from blockc.products.ownership import Output
+from blockc.products.staging import commit, ready, staging, unfinished
+from blockc.proof import Proof, prove, targets_of
+from blockc.weights.checkpoint import linked_checkpoint
+from blockc.weights.plan import DATA, Plan, Reference, cannot_link, joined_references, link, packed_references
+from blockc.weights.plan import plan as make_plan
+from blockc.weights.plan import write as write_data
+from blockc.weights.safetensors import Stored
+
+Runtime = Literal["genai"]
+COUNTED = {"portable": Target(), "cpu": Target("cpu"), "cuda": Target("cuda", "fp16")}
+MAX_MODEL = 1 << 31  # bytes of model.onnx; as many as the format allows
+RUNNABLE = 30_000_000  # parameters up to which a build's own files are run; above, its twin's
+
+
+def texts(model: Compiled) -> dict[str, str]:
+    """The files that are committed: free of versions, times, measured errors, and of what any flag says."""
+    from blockc.report import report
+
+    figures = report(model.spec, model.decoder, model.function).json()
+    figures["onnx_nodes"] = {name: model.nodes(target) for name, target in COUNTED.items() if not model.refuses(target)}
+    return {
+        "model.py": model.model_py(),
+        "graph.txt": model.graph_txt(),
+        "report.json": json.dumps(figures, indent=2) + "\n",
+        "spec.resolved.yaml": model.resolved_yaml(),
+    }
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files of a build, and what its user should know."""
+
+    files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
+
+
+def refuse_place(out: Path, weights: Path | None) -> None:
+    """Before anything is read. Raises OSError where no folder can be, FolderError where the checkpoint lies."""
+    if out.is_symlink() and not out.exists():
+        raise FileNotFoundError(
+            errno.ENOENT, f"a link to {os.readlink(out)}, which is not there: remove it, or choose a folder", str(out)
+        )
+    stands = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not stands.is_dir():
+        why = "a file, where a folder is wanted: choose another with --out"
+        raise NotADirectoryError(errno.ENOTDIR, why, str(stands))
+    if weights is None:
+        return
+    here, held = out.resolve(), (weights if weights.is_dir() else weights.absolute().parent).resolve()
+    if here == held:
+        raise FolderError(f"{out}: is the checkpoint's own folder: build elsewhere, with --out DIR")
+    if held.is_relative_to(here):
+        raise FolderError(f"{out}: the checkpoint lies in it, at {weights}: build elsewhere, with --out DIR")
+    if weights.is_dir() and here.is_relative_to(held):
+        raise FolderError(f"{out}: lies in the checkpoint's folder {weights}: build elsewhere, with --out DIR")
+
+
+def prepared(
+    model: Compiled, out: Path, plan: Plan | None, proof: bool, runtime: Runtime | None, force: bool = False
+) -> Output:
+    """The output that a build will have, with as much of it as is known before anything is proved or packed.
+
+    Raises FolderError where files would be lost.
+    """
+    coming: dict[str, bytes | Path | None] = {name: text.encode() for name, text in texts(model).items()}
+    coming |= dict.fromkeys([MODEL, *([PROOF] if proof else []), *([CONFIG] if runtime else [])])
+    if plan is not None:
+        coming |= plan.checkpoint.companions
+        coming |= _links(plan) | (dict.fromkeys([DATA]) if plan.packed else {})
+    output = Output(out, coming | {MANIFEST: None}, force)
+    ready(output)
+    return output
+
+
+def _links(plan: Plan) -> dict[str, Path]:
+    return {facts.path.name: facts.path for facts in plan.links}
+
+
+def write(
+    model: Compiled,
+    out: Path | Output,
+    target: Target,
+    proof: Proof | None,
+    plan: Plan | None = None,
+    runtime: Runtime | None = None,
+    deep: bool = False,
+    progress: Progress = silent,
+) -> Written:
+    """Writes the build, its weights by the plan if there is one, and what a runtime wants beside it. All or nothing.
+
+    `deep` writes the digest of each linked tensor down. Raises FolderError where files would be lost.
+    """
+    output = out if isinstance(out, Output) else prepared(model, out, plan, proof is not None, runtime)
+    files = {name: data for name in TEXTS if isinstance(data := output.coming[name], bytes)}
+    if proof is not None:
+        files[PROOF] = _json(proof.data())
+    if runtime is not None:
+        files |= _for_genai(model, target, plan)
+    with staging(output.folder) as stage:
+        plan, weights = (None, None) if plan is None else _weights(plan, stage, output.folder, deep, progress)
+        files[MODEL] = _onnx(model, target, None if plan is None else plan.references)
+        files |= plan.checkpoint.companions if plan else {}
+        said: dict[str, Any] = stated(model, target) | {
+            "versions": versions(),
+            "files": {name: digest(data) for name, data in sorted(files.items())},
+            **({} if weights is None else {"weights": weights}),
+        }
+        manifest = Manifest(**said)
+        files[MANIFEST] = manifest.written()
+        large: dict[str, Path | None] = {} if plan is None else {**_links(plan)}
+        large |= {DATA: None} if manifest.data else {}
+        for name, data in files.items():
+            with _naming(output.folder / name):
+                (stage / name).write_bytes(data)
+        names = (*large, *files)
+        commit(stage, replace(output, coming={**large, **files}), names)
+    return Written(tuple(output.folder / name for name in (*files, *large)), plan.notes if plan else ())
+
+
+def _weights(plan: Plan, stage: Path, out: Path, deep: bool, progress: Progress) -> tuple[Plan, Weights]:
+    """Links and packs into the staging folder. (The plan as it went; what the manifest says of it.)"""
+    try:
+        link(plan, stage)
+    except OSError as error:
+        if not cannot_link(error):
+            raise
+        for facts in plan.links:
+            (stage / facts.path.name).unlink(missing_ok=True)
+        why = f"the weights cannot be linked from where they lie ({error.strerror}): packed"
+        plan = replace(plan, mode="pack", notes=(*plan.notes, why))
+    digests: dict[str, str] | None = {} if deep else None
+    with _naming(out / DATA):
+        written = write_data(plan, stage / DATA, digests, progress)
+    data = Data(name=DATA, size=written.size, sha256=written.sha256) if written else None
+    sources = tuple(map(Source.of, plan.links))
+    made = Weights(mode=plan.mode, sources=sources, data=data)
+    return plan, made if digests is None else Weights(mode=plan.mode, sources=sources, data=data, tensors=digests)
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """An error of a write that says of no file is one of this."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
+
+
+def _for_genai(model: Compiled, target: Target, plan: Plan | None) -> dict[str, bytes]:
+    """What genai reads, from the graph as it will be: what it does not run is refused before any weight moves."""
+    graph = _onnx(model, target, plan.references if plan else None)
+    return genai_files(graph, plan.checkpoint.companions if plan else {}, genai_context(model), target.provider)
+
+
+def genai_context(model: Compiled) -> int:
+    """As far as a cache goes on as it began: genai never reads a prompt anew."""
+    return min((model.spec.top.context, *(side.original for side in model.sides)))
+
+
+def _onnx(model: Compiled, target: Target, references: Mapping[str, Reference] | None) -> bytes:
+    """The graph; with weights as a manifest has them, its parameters are references into files beside it."""
+    from blockc.emit.external import external
+
+    return model.lowered(target, None if references is None else external(references))
+
+
+def _json(data: Any) -> bytes:
+    return (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
+
+
+def versions() -> Versions:
+    return Versions(blockc=blockc.__version__, numpy=version("numpy"), onnx=version("onnx"))
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a folder's files say: which are not those of the manifest, which its spec no longer gives, and the proof."""
+
+    changed: tuple[str, ...]
+    outdated: tuple[str, ...]
+    proof: Proof | None
+
+    def __repr__(self) -> str:
+        said = [f"changed {', '.join(listed(self.changed))}"] if self.changed else []
+        said += [f"outdated {', '.join(listed(self.outdated))}"] if self.outdated else []
+        said += [self.proof.line] if self.proof else []
+        return f"<Checked: {'; '.join(said)}>"
+
+
+def check(folder: Path, deep: bool = False, progress: Progress = silent) -> Checked:
+    """Everything that the manifest states, then the proof. Nothing is written.
+
+    Of a build small enough the model.onnx is run as it lies there. A larger one, and one with weights, must be, byte
+    for byte, what its spec gives now, and its twin is run in its stead; with weights it must also open. The text files
+    must be those of the spec always: no other Python is run. `deep` reads every linked tensor too, and compares what it
+    holds.
+    """
+    if unfinished(folder):
+        raise FolderError(f"{folder}: a build was interrupted here: `blockc build` into it again carries it on")
+    manifest = read(folder)
+    weights, target = manifest.weights, manifest.target
+    changed = [name for name, hash_ in manifest.files.items() if digest_of(folder / name) != hash_]
+    changed += _changed_weights(folder, manifest)
+    if deep and weights is not None and not changed:
+        changed += _changed_tensors(folder, weights, progress)
+    if changed:
+        return Checked(tuple(changed), (), None)
+    onnx = bounded(folder / MODEL, MAX_MODEL)
+    _refuse_strange(folder, manifest, onnx)
+    model = compiled(load(folder / SPEC))
+    unlike = [name for name, text in texts(model).items() if digest(text.encode()) != manifest.files[name]]
+    unlike += [f"{MANIFEST}: {key}" for key in _misstated(manifest, model, onnx)]
+    if unlike:
+        return Checked((), tuple(unlike), None)
+    if weights is None and model.parameters <= RUNNABLE:
+        return _run(model, folder, target, onnx, progress)
+    references, unlike = (None, []) if weights is None else _references(model, folder, manifest, onnx)
+    if unlike:
+        return Checked((), tuple(f"{MANIFEST}: weights.{key}" for key in unlike), None)
+    if digest(_onnx(model, target, references)) != manifest.files[MODEL]:
+        return Checked((), (MODEL,), None)
+    if weights is not None:
+        _open(folder / MODEL, target.dtype)
+    return Checked((), (), prove(compiled(shrink(model.spec)), progress=progress))
+
+
+def _run(model: Compiled, folder: Path, target: Target, onnx: bytes, progress: Progress) -> Checked:
+    """The files as they lie there. What they are fed with goes by the target, so that must be the graph's."""
+    from blockc.emit.external import operators, signature
+
+    wanted = _onnx(model, target, None)
+    if signature(onnx) != signature(wanted):
+        return Checked((), (MODEL,), None)
+    proof = prove(model, folder / "model.py", (target, onnx), targets_of(target), progress)
+    other = proof.holds and operators(onnx) != operators(wanted)
+    return Checked((), (MODEL,), None) if other else Checked((), (), proof)
+
+
+def _misstated(manifest: Manifest, model: Compiled, onnx: bytes) -> list[str]:
+    """The statements, by key, that are not what the spec, the layout and the graph say."""
+    from blockc.emit.external import metadata
+
+    found = list(misstated(manifest, model))
+    if metadata(onnx).get("blockc.version") != manifest.versions.blockc:
+        found.append("versions.blockc")
+    return found
+
+
+def _changed_weights(folder: Path, manifest: Manifest) -> list[str]:
+    """Files of weights that are not those of the manifest. What was linked goes by its size and header."""
+    changed = [source.name for source in manifest.sources if not is_source(folder, source)]
+    if data := manifest.data:
+        path = folder / data.name
+        if not path.is_file() or path.stat().st_size != data.size or digest_of(path) != data.sha256:
+            changed.append(data.name)
+    return changed
+
+
+def _changed_tensors(folder: Path, weights: Weights, progress: Progress) -> list[str]:
+    """What a linked file's size and header do not tell: the tensors whose bytes are others."""
+    if weights.tensors is None:
+        raise FolderError(f"{folder / MANIFEST}: holds no digests of linked tensors: build the folder with --deep")
+    tensors = linked_checkpoint(folder, [source.name for source in weights.sources]).tensors
+    changed: list[str] = []
+    for count, (name, hash_) in enumerate(weights.tensors.items()):
+        progress("comparing tensors", count, len(weights.tensors))
+        stored, now = tensors.get(name), hashlib.sha256()
+        for part in stored.raw() if isinstance(stored, Stored) else ():
+            now.update(part.data)
+        if now.hexdigest() != hash_:
+            changed.append(f"{stored.path.name}: {shown(name)}" if isinstance(stored, Stored) else shown(name))
+    return changed
+
+
+def _refuse_strange(folder: Path, manifest: Manifest, onnx: bytes) -> None:
+    """A model may name no file but those of its build, which lie where it lies itself. Raises FolderError.
+
+    In a hub's cache of links that is another folder, which is onnxruntime's rule too.
+    """
+    from blockc.emit.external import locations
+
+    known = {*manifest.names} - {*manifest.files}
+    for location in sorted(locations(onnx)):
+        if location not in known:
+            raise FolderError(f"{folder / MODEL}: names external data that is not of the build: {location!r}")
+        if (folder / location).resolve().parent not in (folder.resolve(), (folder / MODEL).resolve().parent):
+            raise FolderError(f"{folder / location}: a link that leaves the folder")
+
+
+def _references(
+    model: Compiled, folder: Path, manifest: Manifest, onnx: bytes
+) -> tuple[dict[str, Reference], list[str]]:
+    """Where the parameters must lie: by the headers of what was linked, else one after another.
+
+    Which are packed beside linked ones is the graph's to say: what an adapter changed is. (And what the manifest says
+    of the weights otherwise, by key.)
+    """
+    from blockc.emit.external import placed
+
+    weights, target = manifest.weights, manifest.target
+    assert weights is not None
+    if weights.mode == "pack":
+        shapes = {path: param.shape for path, param in parameters(model.function).items()}
+        parts = model.parts(target)
+        laid = packed_references(shapes, target.dtype, parts)
+        found, linked = laid | joined_references(laid, parts), set[str]()
+    else:
+        checkpoint = linked_checkpoint(folder, [source.name for source in weights.sources])
+        planned = make_plan(model.function, checkpoint, model.spec.top.checkpoint, "link", target.dtype)
+        planned = replace(planned, copied=placed(onnx, DATA))
+        found, linked = planned.references, {planned.sources[path].name for path in planned.linked}
+    end = max((r.offset + r.length for r in found.values() if r.location == DATA), default=0)
+    unlike = ["data"] if end != (weights.data.size if weights.data else 0) else []
+    unlike += ["tensors"] if weights.tensors is not None and weights.tensors.keys() != linked else []
+    return found, unlike
+
+
+def _open(path: Path, dtype: Dtype) -> None:
+    """The model with its weights in a session. onnxruntime's CPU kernels take no bf16, so that is not tried."""
+    if importlib.util.find_spec("onnxruntime") is None or dtype == "bf16":
+        return
+    import onnxruntime
+
+    options: Any = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise FolderError(f"{path}: onnxruntime does not open it: {str(error).splitlines()[0][:300]}") from None

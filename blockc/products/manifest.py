@@ -1,0 +1,230 @@
+"""manifest.json: what a build states of itself, and the digest of each of its files.
+
+One model, with which the manifest is written and with which everyone reads it. Whoever made the folder made the
+manifest too: it is typed here, and what a spec gives is compared by `misstated`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from blockc.basics.errors import BlockcError, CheckpointError
+from blockc.basics.jsonfile import FileError, json_object, typed
+from blockc.graph.target import Padding, Target
+from blockc.ir import GraphError
+from blockc.ops import Sides
+from blockc.pipeline.compiled import Compiled
+from blockc.products.genai import CONFIG
+from blockc.weights.companions import COMPANIONS
+from blockc.weights.plan import DATA
+from blockc.weights.safetensors import FileFacts, files_stored
+
+MANIFEST, MODEL, PROOF = "manifest.json", "model.onnx", "verify.json"
+SPEC = "spec.resolved.yaml"
+TEXTS = ("model.py", "graph.txt", "report.json", SPEC)
+FILES = frozenset({*TEXTS, MODEL, PROOF, CONFIG, *COMPANIONS})  # whose digests a manifest may hold
+_WEIGHTS = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")  # as a checkpoint's files are called
+_FORMAT = 1
+
+
+class FolderError(BlockcError):
+    """A folder that is no build, or that must not become one."""
+
+
+def writable(name: str) -> bool:
+    """Whether some build writes a file of this name."""
+    return name in FILES or name in (MANIFEST, DATA) or is_weights(name)
+
+
+def is_weights(name: str) -> bool:
+    """Whether a linked file of a checkpoint may be called so."""
+    return _WEIGHTS.fullmatch(name) is not None
+
+
+def _file(name: str) -> str:
+    if name not in FILES:
+        raise ValueError("a name that no build writes")
+    return name
+
+
+def _weights(name: str) -> str:
+    if not is_weights(name):
+        raise ValueError("not the name of a .safetensors file beside the model")
+    return name
+
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Size = Annotated[int, Field(ge=0, lt=1 << 63)]
+_EXACT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Versions(BaseModel):
+    """Of blockc and of what model.onnx is computed and written with: another one may give other bytes."""
+
+    model_config = _EXACT
+    blockc: Annotated[str, Field(max_length=100)]
+    numpy: Annotated[str, Field(max_length=100)]
+    onnx: Annotated[str, Field(max_length=100)]
+
+
+class Source(BaseModel):
+    """A linked file. Its size and its header tell whether it is the same: a copy has another time."""
+
+    model_config = _EXACT
+    name: Annotated[str, AfterValidator(_weights)]
+    size: Size
+    header_sha256: Digest
+
+    @classmethod
+    def of(cls, facts: FileFacts) -> Source:
+        return cls(name=facts.path.name, size=facts.size, header_sha256=facts.header)
+
+
+class Data(BaseModel):
+    """The file of packed weights."""
+
+    model_config = _EXACT
+    name: Literal["model.onnx.data"]
+    size: Size
+    sha256: Digest
+
+
+class Weights(BaseModel):
+    """Where the parameters lie. `tensors`: with --deep, the digest of each linked tensor's bytes."""
+
+    model_config = _EXACT
+    mode: Literal["link", "pack"]
+    sources: tuple[Source, ...]
+    data: Data | None
+    tensors: dict[str, Digest] | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Weights:
+        names = [source.name for source in self.sources]
+        if len(set(names)) < len(names):
+            raise ValueError("a file is listed twice")
+        if bool(names) != (self.mode == "link") or (self.mode == "pack" and self.data is None):
+            raise ValueError("linked weights have sources, and packed ones a data file alone")
+        return self
+
+
+class Manifest(BaseModel):
+    """All statements of a build."""
+
+    model_config = _EXACT
+    blockc_build: Annotated[int, Field(ge=_FORMAT, le=_FORMAT)]
+    versions: Versions
+    name: Annotated[str, Field(max_length=1000)]
+    semantic_hash: Digest
+    parameters: Size
+    target: Target
+    padding: Padding
+    by_length: tuple[Sides, ...]
+    files: dict[Annotated[str, AfterValidator(_file)], Digest]
+    weights: Weights | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Manifest:
+        if absent := [name for name in (*TEXTS, MODEL) if name not in self.files]:
+            raise ValueError(f"files has no {absent[0]}")
+        return self
+
+    def statements(self) -> dict[str, Any]:
+        """As JSON has them, in order; what was not set is left out."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    def written(self) -> bytes:
+        return (json.dumps(self.statements(), indent=2, allow_nan=False) + "\n").encode()
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return self.weights.sources if self.weights else ()
+
+    @property
+    def data(self) -> Data | None:
+        return self.weights.data if self.weights else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the build's files, but for the manifest's own."""
+        large = [*(source.name for source in self.sources), *([self.data.name] if self.data else [])]
+        return (*self.files, *large)
+
+
+def stated(model: Compiled, target: Target, padding: Padding | None = None) -> dict[str, Any]:
+    """What a manifest states of a model: all of it that a spec and a target give. `padding`: as `misstated` has it."""
+    return {
+        "blockc_build": _FORMAT,
+        "name": model.spec.name,
+        "semantic_hash": model.decoder.semantic_hash,
+        "parameters": model.parameters,
+        "target": target,
+        "padding": padding or model.padding(target),
+        "by_length": model.sides,
+    }
+
+
+def read(folder: Path) -> Manifest:
+    """Raises FolderError where there is none, or where it is not as blockc writes it."""
+    path = folder / MANIFEST
+    try:
+        manifest = typed(path, Manifest)
+        if manifest.statements() != json_object(path):  # a dataclass takes more keys than it has, and fewer
+            raise FileError(f"{path}: holds other keys than blockc writes")
+    except FileNotFoundError:
+        raise FolderError(f"{folder}: no {MANIFEST}, so no finished build") from None
+    except FileError as error:
+        why = str(error).removeprefix(f"{path}: ")
+        raise FolderError(f"{path}: not a manifest of this version of blockc: build the folder again: {why}") from None
+    return manifest
+
+
+def misstated(manifest: Manifest, model: Compiled, padding: Padding | None = None) -> tuple[str, ...]:
+    """The statements that are not what the spec gives now, by key.
+
+    `padding` is what the graph in the folder is fed with, if that is known; else it is worked out from the spec.
+    """
+    target = manifest.target
+    by_copy = manifest.weights is not None and manifest.weights.mode == "pack" and target.provider is not None
+    try:
+        if model.refuses(target) or (target.packed and not by_copy):
+            return ("target",)
+        wanted = stated(model, target, padding)
+    except GraphError:  # such as more logits than the vocabulary has tokens
+        return ("target",)
+    return tuple(key for key, value in wanted.items() if getattr(manifest, key) != value)
+
+
+def is_source(folder: Path, source: Source) -> bool:
+    """Whether the file beside the model is still the one that was linked: a copy is, whatever its time."""
+    try:
+        (facts,) = files_stored([folder / source.name])[1]
+    except (CheckpointError, OSError):
+        return False
+    return Source.of(facts) == source
+
+
+def digest_of(path: Path) -> str:
+    """Of a regular file, or of what a link leads to; else nothing."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def before(folder: Path) -> dict[str, str]:
+    """The digests that a manifest of an earlier format holds, by name; empty where there is none that says so."""
+    try:
+        said = json_object(folder / MANIFEST)
+    except (FileError, OSError):
+        return {}
+    files = said.get("files")
+    if "semantic_hash" not in said or "blockc_build" in said or not isinstance(files, dict):
+        return {}
+    return {name: hash_ for name, hash_ in files.items() if name in FILES and isinstance(hash_, str)}

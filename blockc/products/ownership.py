@@ -1,0 +1,152 @@
+"""Whose files lie in an output folder: what a build may replace or remove there, so that nobody's are lost.
+
+Names that no build writes are never touched. Of the others a file may go where the manifest of a build owns it, which
+is to list its name and its digest; and where nothing is lost, for the same bytes come. All else wants `force`. The
+last name of weights never falls: what it is a link of may have been deleted since.
+"""
+
+from __future__ import annotations
+
+import errno
+import filecmp
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from blockc.basics.errors import listed
+from blockc.products.manifest import (
+    MANIFEST,
+    FolderError,
+    Manifest,
+    before,
+    digest_of,
+    is_source,
+    is_weights,
+    read,
+    writable,
+)
+
+Coming = Mapping[str, bytes | Path | None]  # by name the bytes, or whose link it will be; None: not known yet
+Identity = tuple[int, int, int]
+
+
+def identity(path: Path) -> Identity:
+    """What tells a file, or a link itself, from the one that takes its name."""
+    status = path.lstat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class Output:
+    """A folder that a build is to be written to. `digests` are those that were computed, by what a file is told by."""
+
+    folder: Path
+    coming: Coming
+    force: bool = False
+    digests: dict[tuple[int, ...], str] = field(default_factory=dict[tuple[int, ...], str])
+
+    def refuse(self) -> None:
+        """Raises FolderError where a file would be lost, IsADirectoryError where a folder has a file's name."""
+        there = _There(self)
+        for name in self.coming:
+            if not writable(name):
+                raise FolderError(f"{self.folder / name}: a name that no build writes")
+            if (self.folder / name).is_dir() and not (self.folder / name).is_symlink():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.folder / name))
+        if weights := [name for name in self.coming if is_weights(name) and there.is_last(name)]:
+            why = "weights that lie under no other name, and are not those to be built: move them, or build elsewhere"
+            raise FolderError(f"{self.folder / weights[0]}: {why}")
+        lost = [] if self.force else [name for name in (*self.coming, *there.changed) if there.loses(name)]
+        if lost:
+            why = f"{self.folder}: files that no build left as they are would be lost; nothing was written"
+            advice = "move them, choose another folder with --out, or give --force to replace them"
+            raise FolderError("\n  ".join([f"{why}:", *listed(lost), advice]))
+
+    def gone(self) -> list[str]:
+        """What an earlier build wrote, and this one does not."""
+        there = _There(self)
+        return [*there.surplus, *(there.changed if self.force else ())]
+
+
+@dataclass(frozen=True)
+class _There:
+    """What lies in the folder now."""
+
+    output: Output
+
+    @cached_property
+    def manifest(self) -> Manifest | None:
+        try:
+            return read(self.output.folder)
+        except (FolderError, OSError):  # such as a link that leads to itself
+            return None
+
+    @cached_property
+    def listed(self) -> Mapping[str, str]:
+        """Digests by name."""
+        if self.manifest is None:
+            return before(self.output.folder) if self.output.force else {}
+        data = self.manifest.data
+        return self.manifest.files | ({data.name: data.sha256} if data else {})
+
+    @property
+    def left(self) -> list[str]:
+        """Listed names that are there and will not be written."""
+        names = self.manifest.names if self.manifest else tuple(self.listed)
+        return [name for name in names if name not in self.output.coming and _is_file(self.output.folder / name)]
+
+    @cached_property
+    def surplus(self) -> list[str]:
+        return [name for name in self.left if self.owns(name) and not (is_weights(name) and self.is_last(name))]
+
+    @cached_property
+    def changed(self) -> list[str]:
+        """Surplus that is no longer what a build left. Weights of another's are no surplus; they just stay."""
+        return [name for name in self.left if self.manifest and not is_weights(name) and not self.owns(name)]
+
+    def owns(self, name: str) -> bool:
+        path = self.output.folder / name
+        if not is_weights(name):
+            return name in self.listed and self.digest(path) == self.listed[name]
+        sources = self.manifest.sources if self.manifest else ()
+        return any(source.name == name and is_source(self.output.folder, source) for source in sources)
+
+    def loses(self, name: str) -> bool:
+        """Whether something would be lost that no build has left there."""
+        path = self.output.folder / name
+        if not os.path.lexists(path):
+            return False
+        if name == MANIFEST:
+            return self.manifest is None
+        return not self.owns(name) and not self.is_same(name)
+
+    def is_last(self, name: str) -> bool:
+        """Whether these bytes lie under no other name that is known, and are not those that come."""
+        path = self.output.folder / name
+        return _is_file(path) and not path.is_symlink() and path.lstat().st_nlink == 1 and not self.is_same(name)
+
+    def is_same(self, name: str) -> bool:
+        path, coming = self.output.folder / name, self.output.coming.get(name)
+        if coming is None or not path.is_file():
+            return False
+        if isinstance(coming, bytes):
+            return path.stat().st_size == len(coming) and path.read_bytes() == coming
+        return coming.is_file() and (path.samefile(coming) or filecmp.cmp(path, coming, shallow=False))
+
+    def digest(self, path: Path) -> str:
+        """Of a regular file, or of what a link leads to; else nothing."""
+        if not path.is_file():
+            return ""
+        status = path.stat()
+        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if key not in self.output.digests:
+            self.output.digests[key] = digest_of(path)
+        return self.output.digests[key]
+
+
+def _is_file(path: Path) -> bool:
+    """A file or a link, whatever that leads to."""
+    return os.path.lexists(path) and not stat.S_ISDIR(path.lstat().st_mode)

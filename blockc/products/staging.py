@@ -1,0 +1,255 @@
+"""A folder that is written all or nothing: every file is whole under another name before the first takes its own.
+
+New files lie in a folder inside the output. One rename of that folder decides; from there on a build that is killed is
+carried on by the next one, so that what is found is the old build or the new one. A folder without a manifest is no
+build: the manifest goes first and comes last. Two builds into one folder take turns by a lock of the folder itself,
+which ends with its holder: no file of a lock is left to grow stale.
+
+What a killed build left is read with suspicion, for a folder of new files can be planted: it must be a folder of this
+user, name files that a build writes, and replace what lay there when the build decided and nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from blockc.basics.errors import listed
+from blockc.basics.jsonfile import FileError, typed
+from blockc.products.manifest import MANIFEST, FolderError, is_weights, writable
+from blockc.products.ownership import Identity, Output, identity
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there two builds into one folder are the user's to keep apart
+    fcntl = None
+
+WAIT = 60.0  # seconds for another build's files to take their names
+_PREFIX = ".blockc-"
+_STAGE = re.compile(re.escape(_PREFIX) + r"\w{8}")  # as tempfile names it
+_DECIDED = ".blockc.next"
+_MARK = ".stage"  # an empty file that says whose folder this is
+_ORDER = ".order.json"  # in the folder of new files: their names in order, and the names that go
+_STEP = 0.02  # seconds between two looks at a lock
+# What to do about an error of the system where a build is written.
+_ADVICE = {
+    errno.ENOSPC: "free some space, or build elsewhere with --out DIR",
+    errno.EDQUOT: "free some space, or build elsewhere with --out DIR",
+    errno.EFBIG: "a limit of this system (ulimit -f): raise it, or build elsewhere with --out DIR",
+    errno.EROFS: "build where you may write, with --out DIR",
+    errno.EACCES: "build where you may write, with --out DIR",
+    errno.EPERM: "build where you may write, with --out DIR",
+}
+
+
+class _Order(BaseModel):
+    """What was decided. `there`: what lay under each of the names, which alone may fall."""
+
+    model_config = ConfigDict(extra="forbid")
+    names: list[str]
+    gone: list[str]
+    there: dict[str, Identity]
+
+
+@contextmanager
+def staging(out: Path) -> Generator[Path]:
+    """A folder inside `out` for the files to come, gone afterwards; and `out` too if it was made for nothing.
+
+    An error of the system names the file that was to be written, and says what to do.
+    """
+    made = [folder for folder in (out, *out.parents) if not os.path.lexists(folder)]
+    stage: Path | None = None
+    held: int | None = None
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with _locked(out):
+            _carry_on(out)
+            for left in out.glob(f"{_PREFIX}*"):
+                _clear_abandoned(left)
+            stage = Path(os.path.abspath(tempfile.mkdtemp(prefix=_PREFIX, dir=out)))
+            held = _lock(stage)
+            (stage / _MARK).touch()
+        yield stage
+    except OSError as error:
+        raise _explained(error, out, stage) from None
+    finally:
+        if stage is not None:
+            shutil.rmtree(stage, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+        with suppress(OSError):  # what is not empty
+            for folder in made:
+                folder.rmdir()
+
+
+def _explained(error: OSError, out: Path, stage: Path | None) -> OSError:
+    """The error with the name that the file was to have, and with advice. As it came where it speaks of elsewhere."""
+    here = Path(os.path.abspath(out))
+    named = here if error.filename is None else Path(os.path.abspath(os.fsdecode(error.filename)))
+    path = here / named.relative_to(stage) if stage is not None and named.is_relative_to(stage) else named
+    if error.errno not in _ADVICE or not (path.is_relative_to(here) or here.is_relative_to(path)):
+        return error
+    shown = out / path.relative_to(here) if path.is_relative_to(here) else path
+    return OSError(error.errno, f"{os.strerror(error.errno)}: {_ADVICE[error.errno]}", str(shown))
+
+
+def ready(output: Output) -> None:
+    """Before anything is computed: what a killed build had decided is carried on, and what would lose files refused."""
+    if output.folder.exists():
+        with _locked(output.folder):
+            _carry_on(output.folder)
+            output.refuse()
+
+
+def commit(stage: Path, output: Output, names: Sequence[str]) -> None:
+    """The staged files take their names, in this order; the manifest is the last of them.
+
+    What an earlier build wrote and this one does not is removed. Raises what `Output.refuse` does.
+    """
+    out = output.folder
+    with _locked(out):
+        _carry_on(out)
+        output.refuse()
+        gone = output.gone()
+        there = {name: identity(out / name) for name in (*names, *gone) if os.path.lexists(out / name)}
+        order = _Order(names=list(names), gone=gone, there=there)
+        (stage / _ORDER).write_text(order.model_dump_json(), encoding="utf-8")
+        os.rename(stage, out / _DECIDED)
+        try:
+            _carry_on(out)
+        except KeyboardInterrupt:  # too late: a few renames are left
+            _carry_on(out)
+            raise
+
+
+def unfinished(out: Path) -> bool:
+    """Whether a build stopped while its files took their names."""
+    return os.path.lexists(out / _DECIDED / MANIFEST) or (out / _DECIDED).is_symlink()
+
+
+def _carry_on(out: Path) -> None:
+    """From wherever a build stopped behind its decision; each step can be taken twice. Nothing where none did."""
+    decided = out / _DECIDED
+    if not os.path.lexists(decided):
+        return
+    if not _is_own(decided):
+        raise FolderError(f"{decided}: not what a build leaves: remove it, and build again")
+    if os.path.lexists(decided / MANIFEST):
+        order = _order(out)
+        (out / MANIFEST).unlink(missing_ok=True)
+        for name in order.gone:
+            _remove(out / name)
+        for name in order.names:
+            if os.path.lexists(decided / name):
+                os.replace(decided / name, out / name)
+                (decided / name).unlink(missing_ok=True)  # two names of one file: nothing was moved
+    for name in (_ORDER, _MARK):
+        (decided / name).unlink(missing_ok=True)
+    try:
+        decided.rmdir()
+    except OSError:
+        raise FolderError(f"{decided}: holds files that no build leaves there: remove it, and build again") from None
+
+
+def _order(out: Path) -> _Order:
+    """What is left to do, wholly checked before any of it is done. Raises FolderError."""
+    decided = out / _DECIDED
+    try:
+        order = typed(decided / _ORDER, _Order)
+    except (FileNotFoundError, FileError):
+        raise FolderError(f"{decided}: not what a build leaves: remove it, and build again") from None
+    new = [name for name in order.names if os.path.lexists(decided / name)]
+    odd = not all(map(writable, (*order.names, *order.gone))) or order.names[-1:] != [MANIFEST]
+    if odd or not all(stat.S_ISREG((decided / name).lstat().st_mode) for name in new):
+        raise FolderError(f"{decided}: not what a build leaves: remove it, and build again")
+    falls = [name for name in dict.fromkeys((*new, *order.gone)) if os.path.lexists(out / name)]
+    if other := [name for name in falls if order.there.get(name) != identity(out / name)]:
+        why = f"{out}: a build was interrupted here, and these files are others since"
+        advice = f"remove {decided}, and build again"
+        raise FolderError("\n  ".join([f"{why}:", *listed(other), advice]))
+    return order
+
+
+def _remove(path: Path) -> None:
+    """Of weights never the last name: the file that this is a link of may have been deleted since."""
+    if os.path.lexists(path) and not (is_weights(path.name) and path.lstat().st_nlink == 1 and not path.is_symlink()):
+        path.unlink()
+
+
+def _is_own(folder: Path) -> bool:
+    """A folder itself, no link of one, and of this user."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and (not hasattr(os, "geteuid") or status.st_uid == os.geteuid())
+
+
+def _clear_abandoned(stage: Path) -> None:
+    """A living build holds its folder's lock, and what no build made has not its mark."""
+    if not _STAGE.fullmatch(stage.name) or not _is_own(stage):
+        return
+    try:
+        held = _lock(stage)
+    except BlockingIOError:
+        return
+    if os.path.lexists(stage / _MARK) or not any(stage.iterdir()):
+        shutil.rmtree(stage, ignore_errors=True)
+    if held is not None:
+        os.close(held)
+
+
+@contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Raises TimeoutError where another holds the folder for longer than it can need."""
+    end = time.monotonic() + WAIT
+    while True:
+        try:
+            held = _lock(folder)
+            break
+        except BlockingIOError:
+            if time.monotonic() > end:
+                why = f"another build{_holder(folder)} has held this folder's lock for {WAIT:g} s: end it, or wait"
+                raise TimeoutError(errno.ETIMEDOUT, why, str(folder)) from None
+            time.sleep(_STEP)
+    try:
+        yield
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock until it is closed; None where none can be had.
+
+    Raises BlockingIOError where another process, or another descriptor of this one, holds it.
+    """
+    if fcntl is None:
+        return None
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise
+    except OSError:  # a file system without locks
+        os.close(held)
+        return None
+    return held
+
+
+def _holder(folder: Path) -> str:
+    """Who holds the lock, as far as the system says: ", process 4711,"."""
+    try:
+        locks = Path("/proc/locks").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    held = re.findall(rf"FLOCK +\S+ +WRITE +([1-9]\d*) +\S+:{folder.stat().st_ino} ", locks)
+    return f", process {held[0]}," if len(set(held)) == 1 else ""

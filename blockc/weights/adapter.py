@@ -1,0 +1,230 @@
+"""LoRA adapters as PEFT saves them, merged into the weights that a model is built from.
+
+    W' = W + (alpha / r) B A        A (r, inputs), B (outputs, r); with rsLoRA alpha / sqrt(r)      (Hu et al. 2021)
+
+An adapter names the modules of transformers' classes, as the layout of the spec does. So the product B A goes through
+the rule of that layout to the parameters, whatever file the weights themselves lie in. Beside an embedding or a head
+that it adapts, PEFT saves W itself, and reads it again from there: so do we. All else, such as DoRA's magnitudes, is
+refused by its name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from blockc.basics.errors import CheckpointError, listed, shown
+from blockc.basics.jsonfile import json_object
+from blockc.ir import Array
+from blockc.weights.rules import Rule, Rules, parted
+from blockc.weights.safetensors import Stored, files_stored
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_PAIR = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+)\."
+    r"(?:lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.weight)?|(?P<base>base_layer)\.weight)"
+)
+# Initialisations that leave the model's own weights as they are; the others take a part out of them.
+_INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
+_READ = frozenset((
+    "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules",
+    "init_lora_weights",
+))  # fmt: skip
+_WITHOUT_EFFECT = frozenset((
+    "task_type", "base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version",
+    "lora_dropout", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "exclude_modules", "loftq_config",
+    "eva_config", "corda_config", "lora_ga_config", "megatron_core", "runtime_config", "qalora_group_size",
+    "ensure_weight_tying",
+))  # fmt: skip
+# What an adapter may be beside a product, and why it is not merged.
+_REFUSED = {
+    "use_dora": "DoRA scales each row of the merged matrix by a magnitude of its own",
+    "modules_to_save": "it replaces whole modules",
+    "lora_bias": "its B has a bias",
+    "trainable_token_indices": "it replaces rows of the embedding",
+    "target_parameters": "it speaks of parameters that are no modules",
+    "alora_invocation_tokens": "it is active behind certain tokens alone",
+    "layer_replication": "it makes other layers",
+    "use_qalora": "it pools the inputs of quantised weights",
+}
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """scale B A, as a module's weight is laid: (outputs, inputs); of an embedding (tokens, width)."""
+
+    module: str
+    a: Stored
+    b: Stored
+    scale: float
+    embedding: bool
+    base: Stored | None = None  # W, where the adapter brings it along
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        outputs, inputs = self.b.shape[0], self.a.shape[1]
+        return (inputs, outputs) if self.embedding else (outputs, inputs)
+
+    def read(self) -> Array:
+        product = self.b.read().astype(np.float32) @ self.a.read().astype(np.float32) * np.float32(self.scale)
+        return product.T if self.embedding else product
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is added to one parameter: its part of a module's product."""
+
+    product: LowRank
+    rule: Rule
+    part: int
+
+    def read(self) -> Array:
+        # A product has the outputs first, as parameters have them: a file that is transposed is not.
+        return parted(replace(self.rule, transpose=False), self.product.read())[self.part]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    folder: Path
+    products: tuple[LowRank, ...]
+
+
+def open_adapter(folder: Path) -> Adapter:
+    """A PEFT folder: its configuration and the shapes of its tensors. Raises CheckpointError, FileError."""
+    for name in (CONFIG, TENSORS):
+        if not (folder / name).is_file():
+            other = " (pickled weights, .bin, are never opened)" if (folder / "adapter_model.bin").exists() else ""
+            raise CheckpointError(f"{folder}: no {name}, so no folder of a LoRA adapter as PEFT saves it{other}")
+    config = json_object(folder / CONFIG)
+    tensors, _ = files_stored([folder / TENSORS])
+    faults = [*_refused(config), *_unpaired(tensors)]
+    if faults:
+        raise _unusable(folder, faults)
+    products, faults = _products(config, tensors)
+    if faults := [*faults, *_untouched(config, products)]:
+        raise _unusable(folder, faults)
+    return Adapter(folder, tuple(products))
+
+
+def deltas(rules: Rules, adapters: Sequence[Adapter]) -> dict[str, tuple[Delta, ...]]:
+    """By path, what is added to a parameter. `rules` are those of the layout that the modules are named in.
+
+    Raises CheckpointError naming every module that the model has not, or that has another shape there.
+    """
+    found: dict[str, tuple[Delta, ...]] = {}
+    for adapter in adapters:
+        named = _named(rules, adapter)
+        faults: list[str] = []
+        for product in adapter.products:
+            rule = named.get(f"{product.module}.weight")
+            if (why := _misfit(rules, product, rule)) or rule is None:
+                faults.append(why)
+                continue
+            for part, target in enumerate(rule.targets):
+                found[target] = (*found.get(target, ()), Delta(product, rule, part))
+        if faults:
+            raise _unusable(adapter.folder, faults)
+    return found
+
+
+def _named(rules: Rules, adapter: Adapter) -> Mapping[str, Rule]:
+    """The rules under the names that the adapter uses: with the prefix that most of its modules have."""
+    held = rules.patterns
+    choices = [{spelled(rule.name): rule for rule in rules} for spelled in held.spellings]
+    return max(choices, key=lambda names: sum(f"{product.module}.weight" in names for product in adapter.products))
+
+
+def _misfit(rules: Rules, product: LowRank, rule: Rule | None) -> str:
+    if rule is None:
+        if any(f"{product.module}.weight".endswith(name) for name in rules.patterns.tied):
+            return f"{product.module} shares its matrix with the embedding, which would change too"
+        return f"the model has no module {shown(product.module)}"
+    if product.embedding and rules.patterns.tied:
+        return f"{product.module} shares its matrix with the head, which would change too"
+    if rule.joined != product.shape:
+        return f"{product.module} is {product.shape}, and the model's {rule.joined}"
+    if product.base is not None and product.base.shape != rule.shape:
+        return f"{product.module}.base_layer is {product.base.shape}, and the model's {rule.shape}"
+    return ""
+
+
+def _refused(config: Mapping[str, Any]) -> Iterator[str]:
+    if config.get("peft_type") != "LORA":
+        yield f"peft_type is {shown(config.get('peft_type'))}, and LORA alone is merged"
+    for key, value in config.items():
+        if key in _READ or key in _WITHOUT_EFFECT or not value or (key, value) == ("bias", "none"):
+            continue
+        of = f" of {', '.join(map(shown, cast(list[Any], value)))}" if isinstance(value, list) else ""
+        yield f"{shown(key)}{of}: {_REFUSED.get(key, 'what it does is not known, so that it is not passed over')}"
+    for key in ("rank_pattern", "alpha_pattern"):
+        patterns = config.get(key) or {}
+        for pattern in patterns if isinstance(patterns, dict) else [patterns]:
+            if not re.fullmatch(r"\^?(?:[A-Za-z0-9_.]|\\\.)+\$?", str(pattern)):
+                yield f"{key} {shown(pattern)}: names of modules are read, and no other patterns"
+    if (initial := config.get("init_lora_weights", True)) not in _INITIAL:
+        yield f"init_lora_weights {shown(initial)}: it goes with other weights than the model's own"
+
+
+def _unpaired(tensors: Mapping[str, Stored]) -> Iterator[str]:
+    pairs: dict[str, set[str]] = {}
+    for name in tensors:
+        if (parts := _PAIR.fullmatch(name)) is None:
+            yield f"tensor {shown(name)}: neither lora_A nor lora_B"
+        else:
+            pairs.setdefault(parts["module"], set()).add(parts["side"] or "base")
+    for module, sides in pairs.items():
+        yield from (f"{shown(module)} has no lora_{side}" for side in sorted({"A", "B"} - sides))
+
+
+def _products(config: Mapping[str, Any], tensors: Mapping[str, Stored]) -> tuple[list[LowRank], list[str]]:
+    """(The products; what is wrong with their shapes and scales.)"""
+    sides: dict[str, dict[str, Stored]] = {}
+    embeddings: set[str] = set()
+    for name, tensor in tensors.items():
+        parts = cast(re.Match[str], _PAIR.fullmatch(name))
+        sides.setdefault(parts["module"], {})[parts["side"] or "base"] = tensor
+        embeddings |= {parts["module"]} if parts["embedding"] else set()
+    products: list[LowRank] = []
+    faults: list[str] = []
+    for module, pair in sides.items():
+        a, b = pair["A"], pair["B"]
+        rank, alpha = _of_module(config, "r", module, 8), _of_module(config, "lora_alpha", module, 8)
+        if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == rank:
+            faults.append(f"{shown(module)}: A {a.shape} and B {b.shape} are no product of rank {shown(rank)}")
+        elif a.dtype.kind != "f" or b.dtype.kind != "f":
+            faults.append(f"{shown(module)}: {a.word} and {b.word}, expected floating-point numbers")
+        elif isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+            faults.append(f"{shown(module)}: lora_alpha {shown(alpha)} is no number")
+        else:
+            over = math.sqrt(rank) if config.get("use_rslora") else rank
+            products.append(LowRank(module, a, b, alpha / over, module in embeddings, pair.get("base")))
+    return products, faults
+
+
+def _of_module(config: Mapping[str, Any], key: str, module: str, absent: int) -> Any:
+    """What holds for a module: rank_pattern and alpha_pattern say it by the end of its name."""
+    patterns = config.get({"r": "rank_pattern", "lora_alpha": "alpha_pattern"}[key]) or {}
+    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
+        bare = str(pattern).removeprefix("^").removesuffix("$").replace("\\.", ".")
+        whole = str(pattern).startswith("^")
+        if module == bare or (not whole and module.endswith(f".{bare}")):
+            return value
+    return config.get(key, absent)
+
+
+def _untouched(config: Mapping[str, Any], products: Sequence[LowRank]) -> Iterator[str]:
+    """Modules that the configuration names and no tensor is for. A pattern instead of names says nothing of one."""
+    named = config.get("target_modules")
+    for name in cast(list[Any], named) if isinstance(named, list) else ():
+        if not any(product.module == name or product.module.endswith(f".{name}") for product in products):
+            yield f"target module {shown(name)}: the adapter has no tensor for it"
+
+
+def _unusable(folder: Path, faults: Sequence[str]) -> CheckpointError:
+    return CheckpointError("\n  ".join([f"{folder}: this adapter cannot be merged:", *listed(faults)]))

@@ -1,0 +1,105 @@
+"""A checkpoint as it lies on a disk: its tensors before they are read, and the small files that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from blockc.basics.errors import CheckpointError, listed, shown
+from blockc.importing.unlike import NOTHING, Told, told, unlike
+from blockc.ir import Array, Function
+from blockc.layouts import Layout, gguf_layout
+from blockc.weights import gguf
+from blockc.weights.companions import companions, with_config
+from blockc.weights.safetensors import FileFacts, Shape, files_stored, stored
+
+
+class Tensor(Protocol):
+    """A tensor that is read when it is wanted: in pieces, flat, or whole; bf16 as float32."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def chunks(self) -> Iterator[Array]: ...
+
+    def read(self) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`files` are those that a model may point into; `layout` is the one that the file itself names, if it does.
+
+    `metadata` and `config` are what stands there of the model beside its tensors: theta, eps and the like. `told` is
+    what there is to say of the companions.
+    """
+
+    folder: Path
+    tensors: Mapping[str, Tensor]
+    files: tuple[FileFacts, ...] = ()
+    layout: Layout | None = None
+    companions: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    told: tuple[str, ...] = ()
+    config: Told = NOTHING
+    metadata: gguf.Metadata | None = None
+
+    def unlike(self, function: Function, context: int | None = None) -> list[str]:
+        """A line for each thing that the checkpoint says of its model and the graph does otherwise."""
+        of_metadata = self.metadata.misfits(function, context) if self.metadata else []
+        return [*unlike(self.config, function, context), *of_metadata]
+
+    @property
+    def notes(self) -> list[str]:
+        """What its reader should know: what was added to its files, and keys of which nobody knows what they mean."""
+        unknown = self.metadata.unknown if self.metadata else []
+        strange = [f"not compared, for nothing is known of them: {', '.join(listed(unknown))}"] if unknown else []
+        return [*self.told, *self.config.notes, *strange]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A .safetensors or .gguf file, or a folder with either. Raises CheckpointError; no tensor is read yet.
+
+    A folder that holds no safetensors and one GGUF model is that model.
+    """
+    folder = path if path.is_dir() else path.parent
+    beside = companions(folder)
+    if (file := _gguf(path)) is not None:
+        read = gguf.read(file)
+        kept = {**read.companions(), **beside}
+        return Checkpoint(folder, read.tensors, (), gguf_layout(read.architecture), kept, metadata=read.metadata)
+    tensors, files = stored(path)
+    beside, added = with_config(folder, beside)
+    return Checkpoint(folder, tensors, tuple(files), None, beside, added, told(folder / "config.json"))
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether weights lie in a folder that `open_checkpoint` reads, or must choose among."""
+    return any(folder.glob("*.safetensors")) or bool(gguf.models(folder))
+
+
+def _gguf(path: Path) -> Path | None:
+    """The GGUF file that a path means, if it means one."""
+    if not path.is_dir():
+        return path if gguf.is_gguf(path) else None
+    if any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists():
+        return None
+    found = gguf.models(path)
+    if len(found) > 1:
+        names = listed([shown(each.name) for each in found])
+        raise CheckpointError("\n  ".join([f"{path} holds several GGUF files: name the one that is meant", *names]))
+    return found[0] if found else None
+
+
+def linked_checkpoint(folder: Path, names: list[str]) -> Checkpoint:
+    """The files that a build has linked beside its model. Raises CheckpointError."""
+    try:
+        tensors, files = files_stored(folder / name for name in names)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or folder}: {error.strerror or error}") from None
+    return Checkpoint(folder, tensors, tuple(files))

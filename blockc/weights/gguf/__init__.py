@@ -1,0 +1,8 @@
+"""GGUF files, through the `gguf` package: tensors, the tokenizer of the metadata, and what it says of the model."""
+
+from blockc.weights.gguf.metadata import Metadata as Metadata
+from blockc.weights.gguf.reader import GGUF as GGUF
+from blockc.weights.gguf.reader import is_gguf as is_gguf
+from blockc.weights.gguf.reader import models as models
+from blockc.weights.gguf.reader import read as read
+from blockc.weights.gguf.tokenizer import tokenizer_json as tokenizer_json

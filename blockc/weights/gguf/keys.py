@@ -1,0 +1,85 @@
+"""Which keys of a GGUF file's metadata mean what: one data file, gguf/metadata.yaml, read strictly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from blockc.basics.errors import listed
+from blockc.layouts import LayoutError
+from blockc.source import parse, plain
+from blockc.weights.gguf.figures import OF_LAYERS, OF_MODEL
+
+# Facts that are computed from several keys at once: blockc/weights/gguf/metadata.py has their rules.
+GROUPED = ("context", "attention.window", "attention.rope.theta", "attention.rope.dims", "attention.rope.scaling")
+FILE = "weights/gguf/metadata.yaml"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Architecture(_Strict):
+    facts: Mapping[str, bool | str | None] = {}
+    compared: Mapping[str, str] = {}
+    rope: bool = True
+    every: int | None = None
+    local_rope_scaled: bool = True
+
+
+class Keys(_Strict):
+    metadata: Literal[1]
+    compared: Mapping[str, str]
+    zero: Mapping[str, Literal["none", "unsaid"]]
+    only: Mapping[str, list[bool | int]]
+    without_effect: Mapping[str, str]
+    suspect: list[str]
+    facts: Mapping[str, bool | str | None]
+    architectures: Mapping[str, Architecture]
+
+    @model_validator(mode="after")
+    def _each_key_means_one_thing(self) -> Keys:
+        lists = (self.compared, self.only, self.without_effect)
+        twice = [key for key in self.compared if any(key in other for other in lists[1:])]
+        twice += [key for key in self.only if key in self.without_effect]
+        known = {*OF_MODEL, *OF_LAYERS, *GROUPED}
+        of_architectures = [(self.facts, a.compared.values(), a.facts) for a in self.architectures.values()]
+        facts = {*self.compared.values(), *(fact for each in of_architectures for some in each for fact in some)}
+        if twice or facts - known or self.zero.keys() - self.compared.keys():
+            raise ValueError(f"twice: {twice}, unknown facts: {sorted(facts - known)}, zero of what is not compared")
+        return self
+
+    def knows(self, architecture: str, key: str) -> bool:
+        lists = (self.architectures[architecture].compared, self.compared, self.without_effect)
+        return any(key in each for each in lists) or self.harmless(key) is not None
+
+    def harmless(self, key: str) -> tuple[bool | int, ...] | None:
+        """The values with which a key changes nothing; None where the key is not one of those."""
+        for name, values in self.only.items():
+            if key == name or (name.endswith(".*") and key.startswith(name[:-1])):
+                return tuple(values)
+        return None
+
+    def suspicious(self, key: str) -> bool:
+        """Whether a key that nobody knows sounds as if it changed the function."""
+        return any(word in key.lower() for word in self.suspect)
+
+
+@cache
+def keys() -> Keys:
+    tree = parse(files("blockc").joinpath(*FILE.split("/")).read_bytes(), FILE)
+    try:
+        return Keys.model_validate(plain(tree))
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise LayoutError("\n  ".join([f"{FILE} is not one:", *listed(faults)])) from None
+
+
+def spoken(fact: str) -> str:
+    """A fact as a message has it: norm.eps, whichever kind of norm."""
+    return re.sub(" of (rms|layer)$", "", fact)

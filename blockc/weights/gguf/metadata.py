@@ -1,0 +1,226 @@
+"""What a GGUF file's metadata says of its model, compared with the graph, as llama.cpp computes it.
+
+A wrong theta, eps, window or number of heads changes no tensor's name and no shape, so that nothing else would tell.
+What the file leaves to its reader's defaults is not compared; where it says some of a rope's scaling, all of it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from blockc.ir import Function
+from blockc.weights.gguf.figures import OF_LAYERS, OF_MODEL, Fact, Figures, figures
+from blockc.weights.gguf.keys import GROUPED, Architecture, Keys, keys
+from blockc.weights.gguf.rope import scalings
+from blockc.weights.gguf.said import Said, as_text, same, spots
+
+# Keys of a file that say nothing of the function: who made it, its tokenizer, how it lies on the disk.
+OF_MLPS = ("activation", "parallel branches")  # a layer without an MLP has neither
+ELSEWHERE = ("general.", "tokenizer.", "split.", "quantize.", "imatrix.", "GGUF.")
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """`factors` are those of the tensor that divides the frequencies of a scaled rope, where the file has one."""
+
+    architecture: str
+    values: Mapping[str, Any]
+    factors: tuple[float, ...] | None = None
+
+    def misfits(self, function: Function, context: int | None = None) -> list[str]:
+        """A line for each thing that the file says and the graph does otherwise, or that nobody understands."""
+        return list(_Compared(self, figures(function), context).lines())
+
+    @property
+    def unknown(self) -> list[str]:
+        """Keys that nothing is known of and that do not sound as if they changed the function."""
+        return [name for name in self._unread if not keys().suspicious(name)]
+
+    def strange(self) -> Iterator[str]:
+        """A line for each key that may change the function and that nothing here reads."""
+        for name in self._unread:
+            if keys().suspicious(name):
+                yield f"unknown: {name} is {as_text(self.values[name])}; no spec is compared with it"
+        for name, key in self._own.items():
+            harmless, value = keys().harmless(key), self.values[name]
+            each = value if isinstance(value, list) else [value]
+            if harmless is not None and any(one not in harmless for one in each):
+                expected = " or ".join(map(as_text, harmless))
+                yield f"not read: {name} is {as_text(value)}; it is read where it changes nothing, which is {expected}"
+
+    @property
+    def _own(self) -> dict[str, str]:
+        """By its name in the file, each key of the architecture without that word: of other words no reader knows."""
+        before = f"{self.architecture}."
+        return {name: name.removeprefix(before) for name in self.values if name.startswith(before)}
+
+    @property
+    def _unread(self) -> list[str]:
+        """What is neither of the file itself nor in a list of known keys."""
+        return [
+            name
+            for name in self.values
+            if not name.startswith(ELSEWHERE)
+            and not (name in self._own and keys().knows(self.architecture, self._own[name]))
+        ]
+
+
+class _Compared:
+    def __init__(self, metadata: Metadata, found: Figures, context: int | None) -> None:
+        self.metadata, self.found, self.context = metadata, found, context
+        self.known: Keys = keys()
+        self.architecture: Architecture = self.known.architectures[metadata.architecture]
+
+    def lines(self) -> Iterator[str]:
+        yield from self.metadata.strange()
+        done: set[str] = set()
+        for key, fact in {**self.known.compared, **self.architecture.compared}.items():
+            if fact not in GROUPED:
+                if (one := self.said(key)) is not None:
+                    yield from self.plain(one, fact)
+            elif fact not in done and not (fact.startswith("attention.rope.") and not self.architecture.rope):
+                done.add(fact)
+                yield from self.grouped(fact)
+        yield from self.followed()
+
+    def said(self, key: str) -> Said | None:
+        """What stands under a key, none where 0 means that; None where it is not said."""
+        name = f"{self.metadata.architecture}.{key}"
+        value = self.metadata.values.get(name)
+        if value is None:
+            return None
+        if key in self.known.zero and not isinstance(value, bool) and value == 0:
+            return Said(name, None) if self.known.zero[key] == "none" else None
+        return Said(name, value)
+
+    def number(self, key: str) -> float | None:
+        one = self.said(key)
+        return one.value if one is not None and isinstance(one.value, int | float) else None
+
+    # One key, one fact
+
+    def plain(self, one: Said, fact: str) -> Iterator[str]:
+        if fact in OF_MODEL and fact in OF_LAYERS:  # norms stand in both
+            everywhere = self.found.model[fact].union(*(layer.facts[fact] for layer in self.found.layers))
+            yield from one.unlike([everywhere - {None} or everywhere], fact)
+        elif fact in OF_MODEL:
+            yield from one.unlike([self.found.model[fact]], fact)
+        else:
+            yield from one.unlike([layer.facts[fact] for layer in self.found.layers], fact)
+
+    def followed(self) -> Iterator[str]:
+        """What follows from the architecture, where no key of the file says it."""
+        compared = {**self.known.compared, **self.architecture.compared}
+        by_key = {fact for key, fact in compared.items() if self.said(key)} | {*self.architecture.compared.values()}
+        for fact, value in {**self.known.facts, **self.architecture.facts}.items():
+            found = [self.found.model[fact]] if fact in OF_MODEL else [layer.facts[fact] for layer in self.found.layers]
+            rows = [(i, each) for i, each in enumerate(found) if fact not in OF_MLPS or None not in each]
+            wanted = math.sqrt(self.width) if value == "sqrt_width" else None if value == "none" else value
+            if fact not in by_key:
+                name = f"{fact} of the architecture {self.metadata.architecture}"
+                yield from Said(name, wanted).unlike_at(rows, fact, len(found))
+
+    @property
+    def width(self) -> int:
+        (width,) = self.found.model["width"]
+        return int(width or 0)
+
+    # Facts of several keys
+
+    def grouped(self, fact: str) -> Iterable[str]:
+        match fact:
+            case "context":
+                return self.longer()
+            case "attention.window":
+                return self.windows()
+            case "attention.rope.theta":
+                return self.thetas()
+            case "attention.rope.dims":
+                return self.dims()
+            case _:
+                return self.scaled()
+
+    def longer(self) -> Iterator[str]:
+        """A spec's context may be shorter than the file's."""
+        one = self.said("context_length")
+        if one is not None and self.context is not None and isinstance(one.value, int) and self.context > one.value:
+            yield f"unlike: {one.name} is {one.value}, and the spec's context is longer: {self.context}"
+
+    @cached_property
+    def local(self) -> list[bool] | None:
+        """Which layers have a window, where the file or its architecture says it."""
+        depth, one = len(self.found.layers), self.said("attention.sliding_window_pattern")
+        pattern = self.architecture.every if one is None else one.value
+        if not self.number("attention.sliding_window"):
+            return None
+        if isinstance(pattern, list):
+            return [bool(each) for each in pattern] if len(pattern) == depth else None
+        if not isinstance(pattern, int):
+            return None
+        return [not pattern or i % pattern < pattern - 1 for i in range(depth)]
+
+    def windows(self) -> Iterator[str]:
+        """A window of 0, or as long as the context, hides nothing: neither in the file nor in the graph."""
+        one = self.said("attention.sliding_window")
+        if one is None:
+            return
+        limit = self.context or self.number("context_length") or math.inf
+        found = [
+            frozenset(None if isinstance(w, int) and w >= limit else w for w in layer.windows)
+            for layer in self.found.layers
+        ]
+        hides = isinstance(one.value, int) and 0 < one.value < limit
+        if not isinstance(one.value, int) or not hides:
+            yield from Said(one.name, None if isinstance(one.value, int) else one.value).unlike(
+                found, "attention.window"
+            )
+        elif self.local is not None:
+            each = [one.value if local else None for local in self.local]
+            yield from Said(one.name, each).unlike(found, "attention.window")
+        elif one.value not in (windows := frozenset[Any]().union(*found)) or windows - {one.value, None}:
+            yield from one.unlike([windows], "attention.window")
+
+    def thetas(self) -> Iterator[str]:
+        base, local = self.said("rope.freq_base"), self.said("rope.freq_base_swa")
+        for one, of_local in ((base, False), (local or base, True)):
+            rows = [
+                (i, frozenset(turned.table.theta for turned in layer.turned) or frozenset({None}))
+                for i, layer in enumerate(self.found.layers)
+                if bool(self.local and self.local[i]) is of_local
+            ]
+            if one is not None:
+                yield from one.unlike_at(rows, "attention.rope.theta", len(self.found.layers))
+        if local is not None and self.local is None and (base is None or not same(local.value, base.value)):
+            text = f"{local.name} is {as_text(local.value)}"
+            yield f"not read: {text}, of layers with a window, and the file does not say which they are"
+
+    def dims(self) -> Iterator[str]:
+        for key in ("rope.dimension_count", "rope.dimension_count_swa"):
+            if (one := self.said(key)) is not None:
+                found: list[frozenset[Fact]] = [
+                    frozenset(turned.width for turned in layer.turned) or frozenset({None})
+                    for layer in self.found.layers
+                ]
+                yield from one.unlike(found, "attention.rope.dims")
+
+    def scaled(self) -> Iterator[str]:
+        """The frequencies themselves, as llama.cpp makes them."""
+        said = {key: one for key in self.known.compared if key.startswith("rope.") and (one := self.said(key))}
+        if not said and self.metadata.factors is None:
+            return
+        wanted, fault = scalings(said, self.metadata.factors, self.number("context_length") or self.context)
+        if fault or wanted is None:
+            yield fault
+            return
+        lines: dict[str, list[int]] = {}
+        for i, layer in enumerate(self.found.layers):
+            plain = bool(self.local and self.local[i]) and not self.architecture.local_rope_scaled
+            for turned in layer.turned:
+                for line in wanted.unlike(turned, plain):
+                    lines.setdefault(line, []).append(i)
+        for line, at in lines.items():
+            yield line + spots(at, len(self.found.layers))

@@ -1,0 +1,111 @@
+"""How llama.cpp turns queries and keys where a rope is scaled, by the keys of a GGUF file.
+
+f_i' = f_i / ff_i ((1 - m_i) / factor + m_i)       amplitude = attn_factor, with yarn times 1 + 0.1 ln(factor)
+
+m_i is 0 but for yarn, where it goes from 1 to 0 between the pairs that turn beta_fast and beta_slow times within the
+original context; ff are the factors of a tensor. Without a type, a factor is linear.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockc.ir import Array
+from blockc.weights.gguf.figures import Turned
+from blockc.weights.gguf.said import CLOSE, Said, as_text
+
+AT = "rope.scaling."
+FACTORS = ("rope.scaling.factor", "rope.scale_linear")  # the second in files of 2023
+TYPES = ("none", "linear", "yarn")
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """`said` is the text of what the file has."""
+
+    said: str
+    type: str
+    factor: float
+    original: float
+    fast: float
+    slow: float
+    amplitude: float
+    factors: tuple[float, ...] | None
+
+    def unlike(self, turned: Turned, plain: bool) -> Iterator[str]:
+        """A line where the table's frequencies, or its amplitude, are others. `plain` layers are not scaled."""
+        table, pairs = turned.table, turned.width // 2
+        if self.factors is not None and len(self.factors) != pairs and not plain:
+            yield f"unlike: {self.said} has {len(self.factors)} factors, and the spec's rope {pairs} pairs"
+            return
+        unscaled = float(table.theta) ** (-2.0 * np.arange(pairs) / turned.width)
+        wanted = np.ones(pairs) if plain else self.divisors(table.theta, turned.width)
+        with np.errstate(divide="ignore"):
+            found = unscaled / table.frequencies
+        if not np.allclose(wanted, found, rtol=CLOSE, atol=0):
+            i = int(np.argmin(np.isclose(wanted, found, rtol=CLOSE, atol=0)))
+            spec = f"the spec's attention.rope.scaling by {_range(found, i)}"
+            yield f"unlike: {self.said} divides the frequencies of rope by {_range(wanted, i)}, and {spec}"
+        amplitude = 1.0 if plain else self.amplitude
+        if not math.isclose(amplitude, table.factor, rel_tol=CLOSE):
+            spec = f"the spec's by {as_text(table.factor)}"
+            yield f"unlike: {self.said} multiplies what rope gives by {as_text(amplitude)}, and {spec}"
+
+    def divisors(self, theta: float, width: int) -> Array:
+        """What each pair's frequency is divided by."""
+        kept = np.zeros(width // 2)
+        if self.type == "yarn":
+            first, last = (self._pair(turns, theta, width) for turns in (self.fast, self.slow))
+            low, high = max(0, math.floor(first)), min(width - 1, math.ceil(last))
+            kept = 1 - np.clip((np.arange(width // 2) - low) / max(0.001, high - low), 0, 1)
+        return np.array(self.factors or 1.0) / ((1 - kept) / self.factor + kept)
+
+    def _pair(self, turns: float, theta: float, width: int) -> float:
+        """The pair that turns so many times within the original context."""
+        return width * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
+def scalings(
+    said: Mapping[str, Said], factors: tuple[float, ...] | None, context: float | None
+) -> tuple[Scaling | None, str]:
+    """(What the file says of its rope's scaling; why that is not understood.) `said` is by key."""
+    kind = said["rope.scaling.type"].value if "rope.scaling.type" in said else "linear"
+    if kind not in TYPES:
+        return None, f"not read: {said['rope.scaling.type'].name} is {as_text(kind)}, expected {', '.join(TYPES)}"
+    numbers: dict[str, float] = {}
+    for key, one in said.items():
+        if key in FACTORS or (key.startswith(AT) and key != "rope.scaling.type"):
+            if isinstance(one.value, bool) or not isinstance(one.value, int | float) or not 0 <= one.value < math.inf:
+                return None, f"not read: {one.name} is {as_text(one.value)}, expected a number of 0 or more"
+            numbers[key] = float(one.value)
+    factor = next((numbers[key] for key in FACTORS if key in numbers), 0.0) or 1.0
+    original = numbers.get(f"{AT}original_context_length") or context
+    amplitude = numbers.get(f"{AT}attn_factor", 1.0)
+    if kind == "none":
+        factor = 1.0
+    if kind == "yarn":
+        amplitude *= 1 + 0.1 * math.log(factor) if factor > 1 else 1
+    if kind == "yarn" and original is None:
+        return None, f"not read: {said['rope.scaling.type'].name} is yarn, without the context that it was trained at"
+    fast, slow = numbers.get(f"{AT}yarn_beta_fast") or 32.0, numbers.get(f"{AT}yarn_beta_slow") or 1.0
+    text = _text(said, factors)
+    return Scaling(text, kind, factor, original or 1.0, fast, slow, amplitude, factors), ""
+
+
+def _text(said: Mapping[str, Said], factors: tuple[float, ...] | None) -> str:
+    """The keys that say how a rope is scaled, and their values."""
+    keys = [key for key in said if key in FACTORS or (key.startswith(AT) and said[key].value != "none")]
+    parts = ["rope_freqs.weight"] if factors is not None else []
+    parts += [f"{said[key].name} {as_text(said[key].value)}" for key in keys]
+    return ", ".join(parts) or "the file's rope, which has no scaling,"
+
+
+def _range(values: Array, i: int) -> str:
+    """Of several numbers the least and the largest, and one of them."""
+    if np.allclose(values, values[0]):
+        return as_text(float(values[0]))
+    return f"{values.min():.4g} to {values.max():.4g} (by {values[i]:.5g} at pair {i})"

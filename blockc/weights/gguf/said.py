@@ -1,0 +1,67 @@
+"""One thing that a GGUF file says, beside what a graph has in its stead: as lines of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from blockc.basics.errors import shown
+from blockc.weights.gguf.figures import Fact
+from blockc.weights.gguf.keys import spoken
+
+CLOSE = 1e-6  # a file's float is one of 32 bits
+
+
+@dataclass(frozen=True)
+class Said:
+    """A key of the file, and its value: of a list, one for each layer."""
+
+    name: str
+    value: Any
+
+    def unlike(self, found: list[frozenset[Fact]], fact: str) -> Iterator[str]:
+        """A line for each way in which the graph differs; `found` has one entry, or one for each layer."""
+        yield from self.unlike_at(list(enumerate(found)), fact, len(found))
+
+    def unlike_at(self, found: Iterable[tuple[int, frozenset[Fact]]], fact: str, layers: int) -> Iterator[str]:
+        if isinstance(self.value, list) and len(self.value) != layers:
+            yield f"unlike: {self.name} has {len(self.value)} values, and the spec {layers} layers"
+            return
+        differing: dict[tuple[Any, frozenset[Fact]], list[int]] = {}
+        for i, values in found:
+            one = self.value[i] if isinstance(self.value, list) else self.value
+            if not all(same(one, value) for value in values):
+                differing.setdefault((one, values), []).append(i)
+        for (one, values), at in differing.items():
+            spec = " and ".join(sorted(map(as_text, values)))
+            where = spots(at, layers)
+            yield f"unlike: {self.name} is {as_text(one)}, and the spec's {spoken(fact)} is {spec}{where}"
+
+
+def spots(at: list[int], layers: int) -> str:
+    """Which layers, where they are not all."""
+    if len(at) == layers:
+        return ""
+    more = f" and {len(at) - 3} more" if len(at) > 3 else ""
+    return f" (layer{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:3]))}{more})"
+
+
+def same(a: Any, b: Any) -> bool:
+    numbers = [x for x in (a, b) if isinstance(x, int | float) and not isinstance(x, bool)]
+    return math.isclose(numbers[0], numbers[1], rel_tol=CLOSE) if len(numbers) == 2 else bool(a == b)
+
+
+def as_text(value: Any) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case float():
+            return str(int(value)) if value.is_integer() else f"{value:.7g}"
+        case list():
+            return shown([as_text(each) for each in value[:8]])
+        case _:
+            return shown(value)

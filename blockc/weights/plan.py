@@ -1,0 +1,388 @@
+"""Where each parameter's bytes come from: a checkpoint's own file, or a data file that is written beside the model.
+
+link    the model points into the safetensors file; where the layout joins, turns or permutes, the tensor is packed
+pack    every tensor is streamed through the layout into model.onnx.data, each from a page's start, in one float type
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import math
+import os
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+
+from blockc.basics.errors import CheckpointError, listed
+from blockc.basics.progress import Progress, silent
+from blockc.graph.target import Dtype
+from blockc.ir import Array, Function, parameters
+from blockc.ir.derive import Parts
+from blockc.layouts import Item, Layout, layout
+from blockc.weights.adapter import Adapter, Delta, deltas
+from blockc.weights.checkpoint import Checkpoint, Tensor
+from blockc.weights.rules import Matched, Rule, group_sizes, matched, misfit, parted, rules, untied
+from blockc.weights.safetensors import DTYPES, FileFacts, Shape, Stored, widened
+
+Mode = Literal["link", "pack"]
+DATA = "model.onnx.data"
+PAGE = 4096
+PIECE = 1 << 22  # bytes that are read at a time where they are written as they lie
+READERS = 4  # threads that look at what is linked
+WORDS: dict[Dtype, str] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}  # as safetensors has them
+_LARGEST: dict[Dtype, float] = {"fp32": 3.4028235e38, "fp16": 65504.0, "bf16": 3.3895314e38}
+_BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+# Why a file cannot be linked where the model is written: another device, or a file system that has no hard links.
+_UNLINKED = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Bytes in a file beside the model, as numbers of the dtype `word`."""
+
+    location: str
+    offset: int
+    length: int
+    word: str
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parameter as a part of a tensor of the checkpoint, and what adapters add to it."""
+
+    name: str
+    tensor: Tensor
+    rule: Rule
+    part: int
+    added: tuple[Delta, ...] = ()
+
+    @property
+    def linkable(self) -> Stored | None:
+        return self.tensor if self.rule.plain and not self.added and isinstance(self.tensor, Stored) else None
+
+    def pieces(self) -> Iterator[Array]:
+        """The parameter's numbers in their order."""
+        if self.rule.plain and not self.added:
+            yield from self.tensor.chunks()
+        else:
+            own = parted(self.rule, self.tensor.read())[self.part]
+            yield sum((delta.read() for delta in self.added), own.astype(np.float32) if self.added else own)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where every parameter comes from, by path, in the order of the function."""
+
+    sources: Mapping[str, Source]
+    checkpoint: Checkpoint
+    mode: Mode
+    dtype: Dtype
+    notes: tuple[str, ...] = ()
+    joined: Parts = field(default_factory=dict[str, tuple[str, ...]])  # one parameter of the graph: the rows of these
+    copied: frozenset[str] = frozenset()  # what is packed although it could be linked
+
+    @cached_property
+    def linked(self) -> Mapping[str, Stored]:
+        if self.mode == "pack":
+            return {}
+        sources = {path: source.linkable for path, source in self.sources.items() if path not in self.copied}
+        return {path: stored for path, stored in sources.items() if stored is not None}
+
+    @cached_property
+    def packed(self) -> Mapping[str, Reference]:
+        shapes = {path: s.rule.shapes[s.part] for path, s in self.sources.items() if path not in self.linked}
+        return packed_references(shapes, self.dtype, self.joined)
+
+    @property
+    def references(self) -> dict[str, Reference]:
+        into = {path: Reference(s.path.name, s.offset, s.length, s.word, s.shape) for path, s in self.linked.items()}
+        return into | dict(self.packed) | joined_references(self.packed, self.joined)
+
+    @property
+    def links(self) -> tuple[FileFacts, ...]:
+        """Every file of the checkpoint, whatever is packed of it: what is linked says the plan again."""
+        return self.checkpoint.files if self.mode == "link" else ()
+
+
+def packed_references(shapes: Mapping[str, Shape], dtype: Dtype, joined: Parts) -> dict[str, Reference]:
+    """One after another in the data file, each from a page's start; the parts of a joined one close together."""
+    leads = {parts[0]: parts for parts in joined.values()}
+    inner = {path for parts in joined.values() for path in parts[1:]}
+    made: dict[str, Reference] = {}
+    end = 0
+    for first in (path for path in shapes if path not in inner):
+        for path in leads.get(first, (first,)):
+            length = math.prod(shapes[path]) * _BYTES[dtype]
+            made[path] = Reference(DATA, end, length, WORDS[dtype], shapes[path])
+            end += length
+        end += -end % PAGE
+    return made
+
+
+def joined_references(made: Mapping[str, Reference], joined: Parts) -> dict[str, Reference]:
+    """Each joined parameter as the bytes of its parts, which follow one another."""
+    into: dict[str, Reference] = {}
+    for path, parts in joined.items():
+        first, rows = made[parts[0]], sum(made[part].shape[0] for part in parts)
+        length = sum(made[part].length for part in parts)
+        into[path] = Reference(first.location, first.offset, length, first.word, (rows, *first.shape[1:]))
+    return into
+
+
+def plan(
+    function: Function,
+    checkpoint: Checkpoint,
+    family: str | None,
+    mode: Mode | None,
+    dtype: Dtype,
+    context: int | None = None,
+    adapters: Sequence[Adapter] = (),
+) -> Plan:
+    """Names, shapes, ties, and what the checkpoint says of itself, compared before anything is written.
+
+    Raises CheckpointError listing all that is wrong. `context` is the spec's: no longer than the checkpoint's.
+
+    `family` names the layout; a file that says its own goes by that, and without either the names are the parameters'.
+    A GGUF file's numbers are encoded, so that nothing can point at them: it is packed. Where no mode is asked for, so
+    are weights most of which are of another float type: a cast at load holds them twice, and takes its time each time.
+    What an adapter changes is packed in any case.
+    """
+    chosen = checkpoint.layout or (layout(family) if family else _own(function))
+    match = matched(rules(chosen, function, group_sizes(function)), checkpoint.tensors)
+    found = {
+        target: Source(name, checkpoint.tensors[name], rule, part)
+        for name, rule in match.named.items()
+        if name in checkpoint.tensors and checkpoint.tensors[name].shape == rule.shape
+        for part, target in enumerate(rule.targets)
+    }
+    tied, unlike = _compared(match, checkpoint, found)
+    if faults := [*checkpoint.unlike(function, context), *match.faults, *unlike]:
+        raise misfit(faults)
+    added = _added(function, family, adapters)
+    sources = {path: _adapted(found[path], added.get(path, ())) for path in parameters(function)}
+    notes = [*checkpoint.notes, *_without(match.dropped, checkpoint)]
+    notes += [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
+    if mode != "pack" and not checkpoint.files:
+        mode, notes = "pack", [*notes, "encoded weights cannot be linked: packed"]
+    if mode is None and (stranger := _stranger(sources.values(), dtype)):
+        mode, notes = "pack", [*notes, f"the checkpoint is in {stranger}, and the model computes in {dtype}: packed"]
+    return Plan(sources, checkpoint, mode or "link", dtype, tuple(notes))
+
+
+def _without(dropped: Mapping[str, str], checkpoint: Checkpoint) -> list[str]:
+    """A line for what of a larger model is not its language model."""
+    if not dropped:
+        return []
+    towers = " and ".join(dict.fromkeys(dropped.values()))
+    size = sum(_size(checkpoint.tensors[name]) for name in dropped)
+    return [f"the language model is taken: left out are {len(dropped)} tensors of {towers}, {size:,} bytes"]
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.length if isinstance(tensor, Stored) else math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+def _stranger(sources: Iterable[Source], dtype: Dtype) -> str:
+    """The float type of most bytes that can be linked, where it is not the model's; else nothing."""
+    sizes: Counter[str] = Counter()
+    for source in sources:
+        if stored := source.linkable:
+            sizes[stored.word] += stored.length
+    ((most, _),) = sizes.most_common(1) or [(WORDS[dtype], 0)]
+    return "" if most == WORDS[dtype] else most.lower()
+
+
+def _added(function: Function, family: str | None, adapters: Sequence[Adapter]) -> dict[str, tuple[Delta, ...]]:
+    if not adapters:
+        return {}
+    if family is None:
+        raise CheckpointError("an adapter names modules of transformers, and the spec names no checkpoint layout")
+    return deltas(rules(layout(family), function, group_sizes(function)), adapters)
+
+
+def _adapted(source: Source, added: tuple[Delta, ...]) -> Source:
+    """With what adapters add, to the matrix that the last of them brings along if any does."""
+    brought = next((delta for delta in reversed(added) if delta.product.base is not None), None)
+    if brought is not None and brought.product.base is not None:
+        source = Source(source.name, brought.product.base, brought.rule, brought.part)
+    return replace(source, added=added)
+
+
+def _own(function: Function) -> Layout:
+    return Layout("own", tuple(Item(path, (path,)) for path in parameters(function)), {}, {}, ())
+
+
+def _compared(
+    match: Matched, checkpoint: Checkpoint, found: Mapping[str, Source]
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """(What is tied and equal; what is unlike that which it is tied to.)"""
+    equal: list[tuple[str, str]] = []
+    unlike: list[str] = []
+    for name, target in match.tied.items():
+        if target in found:
+            tensor, source = checkpoint.tensors[name], found[target]
+            same = tensor.shape == source.rule.shapes[source.part] and _same(tensor, source)
+            equal.extend([(name, target)] if same else [])
+            unlike.extend([] if same else [untied(name, target)])
+    return equal, unlike
+
+
+def _same(tensor: Tensor, source: Source) -> bool:
+    if not source.rule.plain:
+        return np.array_equal(tensor.read(), next(source.pieces()))
+    return all(np.array_equal(a, b) for a, b in zip(tensor.chunks(), source.pieces(), strict=True))
+
+
+def link(plan: Plan, folder: Path) -> None:
+    """Hard links of the checkpoint's files, symlinks resolved. Raises OSError where the folder cannot have them."""
+    for facts in plan.links:
+        made = folder / facts.path.name
+        os.link(facts.path.resolve(), made)
+        status = made.stat()
+        if (status.st_size, status.st_mtime_ns) != (facts.size, facts.mtime_ns):
+            raise CheckpointError(f"{facts.path} has changed while it was read")
+
+
+def cannot_link(error: OSError) -> bool:
+    return error.errno in _UNLINKED
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is known of the data file without reading it again."""
+
+    size: int
+    sha256: str
+
+
+def write(plan: Plan, path: Path, digests: dict[str, str] | None = None, progress: Progress = silent) -> Written | None:
+    """Reads every parameter once: what is packed goes to the data file at `path`, None where nothing is.
+
+    Never more than one tensor and its parts are in memory, of plain ones a few pieces. What is linked is read too;
+    `digests`, if given, gets the sha256 of each linked tensor's bytes by its name in the checkpoint. Raises
+    CheckpointError naming all tensors that hold NaN or Inf, or more than the float type can.
+    """
+    bad: dict[str, str] = {}
+    with ThreadPoolExecutor(READERS) as readers:
+        looked = readers.map(partial(_looked_at, digest=digests is not None), plan.linked.values())
+        for count, (param, (peak, digest)) in enumerate(zip(plan.linked, looked, strict=True)):
+            progress("reading weights", count, len(plan.linked))
+            name = plan.sources[param].name
+            _check(name, peak, plan.dtype, bad)
+            if digests is not None:
+                digests[name] = digest
+    written = _write_packed(plan, path, bad, progress) if plan.packed else None
+    if bad:
+        raise CheckpointError("\n  ".join(["the checkpoint's numbers are not usable:", *listed([*bad.values()])]))
+    return written
+
+
+def _looked_at(stored: Stored, digest: bool) -> tuple[float, str]:
+    """(The largest magnitude; the sha256 of the bytes where it is asked for.)"""
+    peak, sha256 = 0, hashlib.sha256()
+    for part in stored.passing():
+        peak = max(peak, _magnitude(part))
+        if digest:
+            sha256.update(part.data)
+    bits = np.array([peak], f"u{np.dtype(DTYPES[stored.word]).itemsize}")
+    return float(widened(bits.view(DTYPES[stored.word]), stored.word)[0]), sha256.hexdigest()
+
+
+def _write_packed(plan: Plan, path: Path, bad: dict[str, str], progress: Progress) -> Written:
+    with path.open("wb", buffering=0) as file, _Ahead(file) as data:
+        whole = max(reference.offset + reference.length for reference in plan.packed.values())
+        for param, reference in plan.packed.items():
+            data.put(bytes(reference.offset - data.end))
+            for piece in _pieces(plan.sources[param], plan.dtype):
+                _check(plan.sources[param].name, largest(piece), plan.dtype, bad)
+                data.put(narrowed(piece, plan.dtype).reshape(-1).view(np.uint8).data)
+                progress("packing weights", data.end, whole)
+    return Written(data.end, data.digest.hexdigest())
+
+
+def _pieces(source: Source, dtype: Dtype) -> Iterator[Array]:
+    """What is written as it lies is read into memory that is used again, once `_Ahead` has done with it."""
+    stored = source.linkable
+    if stored is not None and stored.word == WORDS[dtype] and dtype != "bf16":
+        return stored.passing(_Ahead.HELD + 1, PIECE)
+    return source.pieces()
+
+
+class _Ahead:
+    """Writes and hashes in a thread each, while the next piece is read. No more than `HELD` pieces wait for that."""
+
+    HELD = 3
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest, self.end = file, hashlib.sha256(), 0
+        self.writer, self.hasher = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.held: deque[tuple[Future[None], Future[None]]] = deque()
+
+    def __enter__(self) -> _Ahead:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        try:
+            self._until(0)
+        finally:
+            self.writer.shutdown()
+            self.hasher.shutdown()
+
+    def put(self, data: bytes | memoryview) -> None:
+        """Raises what a write before it did."""
+        view = memoryview(data)
+        self.end += len(view)
+        self.held.append((self.writer.submit(self._write, view), self.hasher.submit(self.digest.update, view)))
+        self._until(self.HELD - 1)
+
+    def _until(self, held: int) -> None:
+        while len(self.held) > held:
+            for done in self.held.popleft():
+                done.result()
+
+    def _write(self, view: memoryview) -> None:
+        done = 0
+        while done < len(view):  # an unbuffered file may take a part
+            done += self.file.write(view[done:])
+
+
+def _check(name: str, peak: float, dtype: Dtype, bad: dict[str, str]) -> None:
+    if not math.isfinite(peak):
+        bad[name] = f"not finite: {name} holds NaN or Inf"
+    elif peak > _LARGEST[dtype]:
+        bad.setdefault(name, f"too large: {name} holds {peak:.6g}, and {dtype} ends at {_LARGEST[dtype]:.6g}")
+
+
+def largest(piece: Array) -> float:
+    """The largest magnitude; NaN where there is one."""
+    flat = np.ascontiguousarray(piece).reshape(-1)
+    return float(np.array([_magnitude(flat)], f"u{piece.itemsize}").view(piece.dtype)[0])
+
+
+def _magnitude(flat: Array) -> int:
+    """The bits of the number largest in magnitude, without its sign.
+
+    Magnitudes grow with the bits: Inf stands above every number, and NaN above Inf. Read as signed integers the largest
+    of all is the largest of the positive numbers, as unsigned ones that of the negative, if there are any.
+    """
+    size = flat.itemsize
+    below = (1 << (8 * size - 1)) - 1
+    return max(int(flat.view(f"i{size}").max()), int(flat.view(f"u{size}").max()) & below)
+
+
+def narrowed(piece: Array, dtype: Dtype) -> Array:
+    """In the float type, rounded to the nearest and to even; bf16 as its bits. What does not fit becomes Inf."""
+    with np.errstate(over="ignore"):
+        if dtype != "bf16":
+            return np.ascontiguousarray(piece, np.dtype("<f2" if dtype == "fp16" else "<f4"))
+        bits = np.array(piece, np.dtype("<f4"), order="C").view(np.uint32)
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    return (bits >> 16).astype("<u2")

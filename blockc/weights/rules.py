@@ -1,0 +1,390 @@
+"""Checkpoints: the tensors of a file are the parameters of a function, renamed, joined and turned. NumPy only.
+
+    file tensor = transpose(join of the parameters)        parameters = parts of transpose(file tensor)
+
+`patterns` says what of a layout holds for one function, `rules` expands that to one rule a tensor of the file; `unpack`
+reads a checkpoint through the rules, `pack` is its inverse. Parameters go by their path, tensors by their name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from blockc.basics.errors import CheckpointError, listed, shown
+from blockc.ir import Array, Function, Param, called, functions, is_call, parameters
+from blockc.layouts import Item, Layout, LayoutError
+from blockc.layouts.wrapper import Spelling, wrapper
+from blockc.ops import Attention, Rotary, RotaryInterleaved
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """An item that holds for a function: groups is a number, and {i} runs over `layers` (none outside the layers)."""
+
+    name: str
+    targets: tuple[str, ...]
+    groups: int
+    axis: int
+    transpose: bool
+    layers: tuple[int, ...]
+    permuted: int = 0  # heads whose rows the file has interleaved
+    plus: float = 0.0  # what the file has added to a gain
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """What of a layout holds for a function. Together the patterns cover each parameter once."""
+
+    each: tuple[Pattern, ...]
+    tied: Mapping[str, str]
+    ignored: Mapping[str, str]
+    prefixes: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[Pattern]:
+        return iter(self.each)
+
+    @property
+    def spellings(self) -> tuple[Spelling, ...]:
+        """As files may have the names: with each prefix in the first one's stead, or inside a larger model."""
+        own = tuple(Spelling(self.prefixes[0], prefix) for prefix in self.prefixes) or (Spelling(),)
+        return (*own, *wrapper().spellings)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One tensor of the file: its targets, each seen as [groups, n / groups] along the axis, joined group by group."""
+
+    name: str
+    targets: tuple[str, ...]
+    groups: int
+    axis: int
+    transpose: bool
+    shapes: tuple[Shape, ...]  # of the targets
+    permuted: int = 0  # heads whose rows the file has interleaved, where rope turns halves
+    plus: float = 0.0  # what the file has added to a gain
+
+    @property
+    def joined(self) -> Shape:
+        first, axis = self.shapes[0], self.axis
+        if len(self.shapes) == 1:  # perhaps one number, which has no axis
+            return first
+        return (*first[:axis], sum(shape[axis] for shape in self.shapes), *first[axis + 1 :])
+
+    @property
+    def shape(self) -> Shape:
+        """In the file."""
+        return (*self.joined[:-2], self.joined[-1], self.joined[-2]) if self.turned else self.joined
+
+    @property
+    def turned(self) -> bool:
+        """Vectors are stored as they are."""
+        return self.transpose and len(self.shapes[0]) >= 2
+
+    @property
+    def plain(self) -> bool:
+        """The file has the parameter's own bytes, under another name."""
+        return len(self.targets) == 1 and not self.turned and not self.permuted and not self.plus
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A rule for each tensor of the file, and the patterns that they come from."""
+
+    each: tuple[Rule, ...]
+    patterns: Patterns
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self.each)
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+
+def group_sizes(function: Function) -> dict[str, int]:
+    """heads, kv_heads and head_dim, each where all attentions of the function agree on it."""
+    found: dict[str, set[int | None]] = {}
+    for inner in functions(function):
+        for n in inner.nodes:
+            if isinstance(n.op, Attention):
+                sizes = {"heads": n.op.heads, "kv_heads": n.op.kv_heads, "head_dim": n.inputs[0].type.shape[-1].value}
+                for word, size in sizes.items():
+                    found.setdefault(word, set()).add(size)
+    return {word: size for word, (size, *rest) in found.items() if size is not None and not rest}
+
+
+def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Patterns:
+    """The layout's items that hold for the function. Raises LayoutError naming all that is uncovered or does not fit.
+
+    An item holds where its parameters exist. `sizes` are those of `group_sizes`. Of layers that are one function the
+    first is looked at for all.
+    """
+    params = parameters(function)
+    alike = _alike_layers(function)
+    neighbours = _turns_neighbours(function)
+    held: list[Pattern] = []
+    faults: list[str] = []
+    for item in layout.items:
+        spots: list[int] = []
+        for i in alike if "{i}" in item.name else [0]:
+            targets = [target.format(i=i) for target in item.targets]
+            absent = [target for target in targets if target not in params]
+            if not absent:
+                spots.append(i)
+            elif len(absent) < len(targets):
+                faults.append(f"{item.name.format(i=i)} joins {', '.join(targets)}: no parameter {', '.join(absent)}")
+        if spots:
+            permuted_by = item.permute_rope if neighbours != {True} else None
+            unit = item if permuted_by is None else replace(item, groups=permuted_by)
+            groups, misfit = _groups(unit, spots, params, sizes)
+            if permuted_by is not None and len(neighbours) > 1:
+                misfit.append(f"{item.name} is permuted for one pairing of rope, and there are two here")
+            plus, unlike = _plus(item, spots, params)
+            where = tuple(sorted(i for spot in spots for i in alike[spot])) if "{i}" in item.name else ()
+            faults.extend([*misfit, *unlike])
+            joined, permuted = (groups, 0) if permuted_by is None else (1, groups)
+            held.append(Pattern(item.name, item.targets, joined, item.axis, item.transpose, where, permuted, plus))
+    names, covered = _counted(held)
+    twice = [name for counted in (names, covered) for name, n in counted.items() if n > 1]
+    faults.extend(f"two lines of the layout hold for {name}" for name in twice)
+    faults.extend(f"no tensor of the layout gives {path}" for path in params if path not in covered)
+    tied = {name: target for name, target in layout.tied.items() if name not in names}
+    faults.extend(f"{name} is tied to {to}, which is no parameter" for name, to in tied.items() if to not in params)
+    if faults:
+        raise LayoutError("\n  ".join([f"the layout {layout.name} does not fit:", *listed(faults)]))
+    return Patterns(tuple(held), tied, layout.ignored, layout.prefixes)
+
+
+def _alike_layers(function: Function) -> dict[int, list[int]]:
+    """The layers that are one function, under the first of them."""
+    found: dict[Function, list[int]] = {}
+    for n in function.nodes:
+        if is_call(n) and (numbered := re.fullmatch(r"layers\.(\d+)", n.name)):
+            found.setdefault(called(n), []).append(int(numbered[1]))
+    return {layers[0]: layers for layers in found.values()}
+
+
+def _plus(item: Item, spots: list[int], params: Mapping[str, Param]) -> tuple[float, list[str]]:
+    """(What the file has added to a gain: its norm's offset; why that is no one number.)"""
+    offsets = {1.0 - params[item.targets[0].format(i=i)].neutral for i in spots} if item.plus_offset else {0.0}
+    many = [f"{item.name} has the norm's offset added, and there are several here"] if len(offsets) > 1 else []
+    return max(offsets), many
+
+
+def _turns_neighbours(function: Function) -> set[bool]:
+    """Of each rotation: where rope turns neighbours, rows that a file has interleaved stay as they are."""
+    ops = (n.op for inner in functions(function) for n in inner.nodes)
+    return {isinstance(op, RotaryInterleaved) for op in ops if isinstance(op, Rotary)}
+
+
+def _counted(held: Iterable[Pattern]) -> tuple[Counter[str], Counter[str]]:
+    """How often each name of the file, and each parameter, is spoken for."""
+    spots = [(pattern, i) for pattern in held for i in pattern.layers or (0,)]
+    names = Counter(pattern.name.format(i=i) for pattern, i in spots)
+    return names, Counter(target.format(i=i) for pattern, i in spots for target in pattern.targets)
+
+
+def _groups(
+    item: Item, spots: list[int], params: Mapping[str, Param], sizes: Mapping[str, int]
+) -> tuple[int, list[str]]:
+    """(The number of groups; why the parameters do not divide into them.)"""
+    word = item.groups
+    if word == 1 and len(item.targets) == 1:
+        return 1, []
+    if isinstance(word, str) and not sizes.keys() >= {word, "head_dim"}:
+        return 1, [f"{item.name} is packed by {word}, which is no one number here"]
+    groups = sizes[word] if isinstance(word, str) else word
+    unit = groups * (sizes["head_dim"] if isinstance(word, str) else 1)  # a group of heads holds whole heads
+    faults: list[str] = []
+    for i in spots:
+        shapes = {target: params[target].shape for target in (target.format(i=i) for target in item.targets)}
+        across = {(*shape[: item.axis], *shape[item.axis + 1 :]) for shape in shapes.values()}
+        if len(across) > 1 or any(len(shape) <= item.axis or shape[item.axis] % unit for shape in shapes.values()):
+            parts = ", ".join(f"{target} {shape}" for target, shape in shapes.items())
+            faults.append(f"{item.name.format(i=i)}: no {groups} groups along axis {item.axis} of {parts}")
+    return groups, faults
+
+
+def rules(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Rules:
+    """The layout expanded, every parameter of the function in exactly one rule. Raises what `patterns` raises."""
+    params, held = parameters(function), patterns(layout, function, sizes)
+    made: list[Rule] = []
+    for p in held:
+        for i in p.layers or (0,):
+            targets = tuple(target.format(i=i) for target in p.targets)
+            shapes = tuple(params[target].shape for target in targets)
+            made.append(Rule(p.name.format(i=i), targets, p.groups, p.axis, p.transpose, shapes, p.permuted, p.plus))
+    return Rules(tuple(made), held)
+
+
+def pack(rules: Rules, params: Mapping[str, Array]) -> dict[str, Array]:
+    """Parameters by path to the file's tensors by name: the inverse of `unpack`."""
+    wanted = {target: shape for rule in rules for target, shape in zip(rule.targets, rule.shapes, strict=True)}
+    if faults := [*_misfits(wanted, params), *_extra(name for name in params if name not in wanted)]:
+        raise CheckpointError("\n  ".join(["the parameters do not fit the layout:", *listed(faults)]))
+    return {rule.name: _joined(rule, [params[target] for target in rule.targets]) for rule in rules}
+
+
+def _joined(rule: Rule, parts: list[Array]) -> Array:
+    whole = parts[0]
+    if len(parts) > 1:
+        grouped = [_grouped(part, rule) for part in parts]
+        whole = np.concatenate(grouped, axis=rule.axis + 1).reshape(rule.joined)
+    if rule.permuted:
+        whole = _exchanged(whole, rule.permuted, 2)
+    if rule.plus:
+        whole = whole + np.asarray(rule.plus, whole.dtype)
+    return np.swapaxes(whole, -1, -2) if rule.turned else whole
+
+
+def _exchanged(array: Array, heads: int, inner: int) -> Array:
+    """Rows of each head, seen as [inner, n / inner] and turned: 2 interleaves halves, half a head undoes it."""
+    return array.reshape(heads, inner, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+def _grouped(array: Array, rule: Rule) -> Array:
+    shape = array.shape
+    return array.reshape(*shape[: rule.axis], rule.groups, -1, *shape[rule.axis + 1 :])
+
+
+def unpack(rules: Rules, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """A checkpoint's tensors by name to parameters by path. Every tensor is consumed, tied or ignored.
+
+    Raises CheckpointError listing all that is missing, extra, of another shape, or unlike what it is tied to.
+    """
+    match = matched(rules, tensors)
+    faults = list(match.faults)
+    params: dict[str, Array] = {}
+    for name, rule in match.named.items():
+        if name in tensors and tensors[name].shape == rule.shape:
+            params.update(zip(rule.targets, parted(rule, tensors[name]), strict=True))
+    for name, target in match.tied.items():
+        if target in params and not np.array_equal(tensors[name], params[target]):
+            faults.append(untied(name, target))
+    if faults:
+        raise misfit(faults)
+    return params
+
+
+class Shaped(Protocol):
+    """What is known of a tensor before it is read."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The rules under the names that a checkpoint has, what of it is tied to a parameter, and all that does not fit.
+
+    `dropped` is what is not of the language model, by the tower that it is of.
+    """
+
+    named: Mapping[str, Rule]
+    tied: Mapping[str, str]
+    faults: tuple[str, ...]
+    dropped: Mapping[str, str]
+
+
+def matched(rules: Rules, tensors: Mapping[str, Shaped]) -> Matched:
+    """Names, shapes and types alone: nothing is read."""
+    held = rules.patterns
+    spelled = max(held.spellings, key=lambda spelled: sum(spelled(rule.name) in tensors for rule in rules))
+    tied = {spelled(name): target for name, target in held.tied.items()}
+    named = _under_tied_names({spelled(rule.name): rule for rule in rules}, tied, tensors)
+    shapes = {name: rule.shape for name, rule in named.items()}
+    left = list(_left(tensors, {*named, *tied}, held, spelled))
+    dropped = wrapper().dropped(left) if spelled.wrapped else {}
+    faults = [*_misfits(shapes, tensors), *_extra(name for name in left if name not in dropped)]
+    ties = {name: target for name, target in tied.items() if name in tensors and name not in named}
+    return Matched(named, ties, tuple(faults), dropped)
+
+
+def _under_tied_names(
+    named: Mapping[str, Rule], tied: Mapping[str, str], tensors: Mapping[str, Shaped]
+) -> dict[str, Rule]:
+    """Where a file has of two tied tensors only the other one, that is the parameter's."""
+    alone = {target: name for name, target in tied.items() if name in tensors}
+    return {
+        alone[rule.targets[0]] if name not in tensors and rule.plain and rule.targets[0] in alone else name: rule
+        for name, rule in named.items()
+    }
+
+
+def untied(name: str, target: str) -> str:
+    return f"untied: {name} differs from {target}, which it is tied to"
+
+
+def misfit(faults: Iterable[str]) -> CheckpointError:
+    """Of each kind of fault the first, so that no message grows with a checkpoint."""
+    kinds: dict[str, list[str]] = {}
+    for fault in faults:
+        kinds.setdefault(fault.partition(":")[0], []).append(fault)
+    lines = (line for kind in kinds.values() for line in listed(kind))
+    return CheckpointError("\n  ".join(["the checkpoint does not fit the spec:", *lines]))
+
+
+def parted(rule: Rule, array: Array) -> list[Array]:
+    """The parameters that a tensor of the file holds."""
+    whole = np.swapaxes(array, -1, -2) if rule.turned else array
+    if rule.permuted:
+        return [_exchanged(whole, rule.permuted, rule.joined[0] // rule.permuted // 2)]
+    if rule.plus:
+        return [whole - np.asarray(rule.plus, whole.dtype)]
+    if len(rule.targets) == 1:
+        return [whole]
+    ends = np.cumsum([shape[rule.axis] // rule.groups for shape in rule.shapes])
+    parts = np.split(_grouped(whole, rule), ends[:-1], axis=rule.axis + 1)
+    return [part.reshape(shape) for part, shape in zip(parts, rule.shapes, strict=True)]
+
+
+def _left(tensors: Iterable[str], known: set[str], held: Patterns, spelling: Spelling) -> Iterator[str]:
+    """What no rule, tie or reason to ignore speaks of."""
+    spelled = (re.escape(spelling(name)).replace(r"\{i\}", "[0-9]+") for name in held.ignored)
+    ignored = re.compile("|".join(spelled) or "(?!)")
+    return (name for name in tensors if name not in known and not ignored.fullmatch(name))
+
+
+def _misfits(wanted: Mapping[str, Shape], got: Mapping[str, Shaped]) -> Iterator[str]:
+    for name, shape in wanted.items():
+        if name not in got:
+            yield f"missing: {name} {shape}"
+        elif got[name].shape != shape:
+            yield f"misshapen: {name} is {got[name].shape}, expected {shape}"
+        elif got[name].dtype.kind != "f":
+            yield f"misshapen: {name} holds {got[name].dtype}, expected floating-point numbers"
+
+
+def _extra(names: Iterable[str]) -> Iterator[str]:
+    return (f"extra: {shown(name)}" for name in names)
+
+
+def random_parameters(function: Function, seed: int) -> dict[str, Array]:
+    """Every parameter random and none exactly 0 or 1: weights under which a wrong block shows.
+
+    The numbers are float32 ones, so that every backend reads the same, and come as float64. They depend on the path
+    and the seed alone; RandomState is the generator whose stream NumPy has promised not to change.
+    """
+    return {path: _random(param, zlib.crc32(path.encode()) ^ seed) for path, param in parameters(function).items()}
+
+
+def _random(param: Param, seed: int) -> Array:
+    normal = np.random.RandomState(seed & 0xFFFFFFFF).standard_normal(param.shape)
+    if param.role in ("matrix", "table"):
+        drawn = normal / math.sqrt(param.shape[-1])
+    else:
+        drawn = param.neutral + 0.3 * normal
+    rounded = drawn.astype(np.float32).astype(np.float64)
+    return np.where((rounded == 0) | (rounded == 1), 0.25, rounded)

@@ -1,0 +1,305 @@
+"""Safetensors files, read with suspicion and written whole. NumPy only; pickled weights are never opened.
+
+8 bytes: n, little-endian | n bytes: JSON {name: {dtype, shape, data_offsets}} | the tensors, without holes
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from itertools import cycle
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from blockc.basics.errors import CheckpointError, listed, shown
+from blockc.ir import Array
+
+Shape = tuple[int, ...]
+
+MAX_HEADER = 100_000_000  # bytes; the format's own bound
+MAX_RANK = 8
+LONGEST_AXIS = 1 << 31
+HEAD = 64  # bytes by which a file is recognised that is none of weights
+CHUNK = 1 << 22  # numbers that are read at a time
+CACHED = 1 << 20  # bytes that a processor's cache holds
+DTYPES = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
+    "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2",
+}  # fmt: skip
+WRITTEN = {np.dtype(code): word for word, code in DTYPES.items() if word != "BF16"}
+
+
+# What a file is whose first bytes are these, where weights are expected, and what to do.
+_FOREIGN: tuple[tuple[bytes, str], ...] = (
+    (b"version https://git-lfs", "a git-lfs pointer, in the place of the weights: fetch them with `git lfs pull`"),
+    (b"<", "an HTML page, as a site gives it in the place of a file: download the file itself"),
+    (b"{", "JSON text"),
+    (b"GGUF", "a GGUF file: call it .gguf"),
+    (b"PK\x03\x04", "an archive as torch.save writes it: pickled weights are never opened"),
+    (b"\x80", "a pickle: pickled weights are never opened"),
+    (b"\x1f\x8b", "a gzip archive: unpack it"),
+)
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What tells whether a file is still the one that was read: its size, its header's hash, and here its time too."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+    header: str  # sha256, hexadecimal
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as it lies in its file: `length` bytes of the dtype `word` from `offset` on."""
+
+    path: Path
+    offset: int
+    length: int
+    word: str
+    shape: Shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of what is read from it."""
+        return np.dtype(np.float32 if self.word == "BF16" else DTYPES[self.word])
+
+    def raw(self, step: int = CHUNK) -> Iterator[Array]:
+        """The numbers as they are stored, flat and piece by piece; bf16 as bits. Nothing is mapped or kept."""
+        left = math.prod(self.shape)
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            while left:
+                part = np.fromfile(file, DTYPES[self.word], min(step, left))
+                if not part.size:
+                    raise CheckpointError(f"{self.path} has become shorter while it was read")
+                left -= part.size
+                yield part
+
+    def passing(self, held: int = 1, size: int = CACHED) -> Iterator[Array]:
+        """The same in pieces of `size` bytes, each written over the one `held` before it: fast, and not to be kept."""
+        memories = [np.empty(size // np.dtype(DTYPES[self.word]).itemsize, DTYPES[self.word]) for _ in range(held)]
+        left = self.length
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            for numbers in cycle(memories):
+                memory = numbers.data.cast("B")[:left]
+                if not left:
+                    return
+                if _filled(file, memory) < len(memory):
+                    raise CheckpointError(f"{self.path} has become shorter while it was read")
+                left -= len(memory)
+                yield numbers[: len(memory) // numbers.itemsize]
+
+    def chunks(self) -> Iterator[Array]:
+        return (widened(part, self.word) for part in self.raw())
+
+    def read(self) -> Array:
+        (whole,) = self.raw(math.prod(self.shape))
+        return widened(whole, self.word).reshape(self.shape)
+
+
+def _filled(file: FileIO, memory: memoryview) -> int:
+    """Reads until the memory is full or the file ends. (The bytes.)"""
+    done = 0
+    while done < len(memory) and (read := file.readinto(memory[done:])):
+        done += read
+    return done
+
+
+def widened(flat: Array, word: str) -> Array:
+    """bf16 as float32; all else as it is."""
+    if word != "BF16":
+        return flat
+    wide = flat.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+def read_safetensors(path: Path) -> dict[str, Array]:
+    """Tensors by name, of a .safetensors file or of a folder that holds model.safetensors or its index.
+
+    bf16 comes as float32; all else as read-only views of the mapped file. Raises CheckpointError.
+    """
+    tensors, files = stored(path)
+    maps = {file.path: np.asarray(np.memmap(file.path, np.uint8, "r")) for file in files if file.size}
+    spans = {name: maps[t.path][t.offset : t.offset + t.length].view(DTYPES[t.word]) for name, t in tensors.items()}
+    return {name: widened(spans[name], t.word).reshape(t.shape) for name, t in tensors.items()}
+
+
+def stored(path: Path) -> tuple[dict[str, Stored], list[FileFacts]]:
+    """Where each tensor lies, and the files: of what `read_safetensors` takes. Headers alone are read."""
+    try:
+        if not path.is_dir():
+            return files_stored([path])
+        if (path / "model.safetensors").is_file():
+            return files_stored([path / "model.safetensors"])
+        return _sharded(path / "model.safetensors.index.json")
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from None
+
+
+def files_stored(paths: Iterable[Path]) -> tuple[dict[str, Stored], list[FileFacts]]:
+    """The same of these files together; no tensor may stand in two of them."""
+    tensors: dict[str, Stored] = {}
+    files: list[FileFacts] = []
+    for path in paths:
+        facts, found = _file(path)
+        files.append(facts)
+        if twice := tensors.keys() & found.keys():
+            raise CheckpointError(f"{path}: tensor {shown(min(twice))} stands in another file too")
+        tensors |= found
+    return tensors, files
+
+
+def _sharded(index: Path) -> tuple[dict[str, Stored], list[FileFacts]]:
+    if not index.is_file():
+        raise CheckpointError(f"{index.parent} holds neither model.safetensors nor {index.name}")
+    if index.stat().st_size > MAX_HEADER:
+        raise CheckpointError(f"{index}: longer than {MAX_HEADER} bytes")
+    shards = _object(_json(index.read_bytes(), index).get("weight_map"))
+    if not shards:
+        raise CheckpointError(f"{index}: has no weight_map, which names a .safetensors file beside it for each tensor")
+    for name, file in shards.items():
+        if not isinstance(file, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+\.safetensors", file):
+            what = f"tensor {shown(name)} has {shown(json.dumps(file))}"
+            raise CheckpointError(f"{index}: weight_map names a .safetensors file beside it for each tensor; {what}")
+    tensors: dict[str, Stored] = {}
+    files: list[FileFacts] = []
+    for shard in sorted({str(shard) for shard in shards.values()}):
+        facts, found = _file(index.parent / shard)
+        files.append(facts)
+        if stray := [name for name in found if shards.get(name) != shard]:
+            raise CheckpointError(f"{index}: tensor {shown(stray[0])} of {shard} is not placed there")
+        tensors |= found
+    if absent := shards.keys() - tensors.keys():
+        raise CheckpointError(f"{index}: no file holds {', '.join(listed([shown(name) for name in sorted(absent)]))}")
+    return tensors, files
+
+
+def _file(path: Path) -> tuple[FileFacts, dict[str, Stored]]:
+    """8 bytes of header length, a JSON header, and the tensors' bytes without holes."""
+    if path.suffix != ".safetensors":
+        raise CheckpointError(f"{path}: not a .safetensors file; pickled weights (.bin, .pt) are never opened")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        size = status.st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(MAX_HEADER, size - 8):
+            file.seek(0)
+            if what := foreign(file.read(HEAD)):
+                raise CheckpointError(f"{path}: not a safetensors file{what}")
+            raise CheckpointError(f"{path}: a header of {length} bytes in a file of {size}")
+        text = file.read(length)
+    header = _json(text, path)
+    start = 8 + length
+    header.pop("__metadata__", None)
+    shapes = {name: _counts(_object(entry).get("shape")) or () for name, entry in header.items()}
+    if empty := [name for name, shape in shapes.items() if 0 in shape and max(shape) <= LONGEST_AXIS]:
+        raise CheckpointError(without_elements(path, empty))
+    tensors: dict[str, Stored] = {}
+    end = 0
+    for begin, stop, name, dtype, shape in sorted(_span(path, name, entry) for name, entry in header.items()):
+        if begin != end:
+            fault = "overlaps the one before it" if begin < end else f"stands behind a hole of {begin - end} bytes"
+            raise CheckpointError(f"{path}: tensor {shown(name)} {fault}")
+        if stop > size - start:
+            raise CheckpointError(f"{path} is truncated: tensor {shown(name)} ends at byte {stop} of {size - start}")
+        end = stop
+        tensors[name] = Stored(path, start + begin, stop - begin, dtype, shape)
+    if end != size - start:
+        raise CheckpointError(f"{path}: a hole of {size - start - end} bytes behind the last tensor")
+    return FileFacts(path, size, status.st_mtime_ns, hashlib.sha256(text).hexdigest()), tensors
+
+
+def foreign(head: bytes) -> str:
+    """ ": it is ..." of a file that is none of weights, by its first bytes; nothing where they are strange."""
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    what = next((what for start, what in _FOREIGN if text.startswith(start)), "")
+    return f": it is {what}" if what else ""
+
+
+def without_elements(path: Path, names: Sequence[str]) -> str:
+    """Of tensors of no size, which training in shards writes."""
+    each = [f"empty: {shown(name)}" for name in names]
+    first = f"{path}: tensors without elements, as a run in shards (ZeRO-3, FSDP) saves those that it had not gathered:"
+    return "\n  ".join([first, *listed(each), "gather the parameters, and save them again"])
+
+
+def _span(path: Path, name: str, entry: object) -> tuple[int, int, str, str, Shape]:
+    """(begin, end, name, dtype, shape) of a header's entry, each checked: the file is anyone's."""
+    fields = _object(entry)
+    dtype, shape, offsets = fields.get("dtype"), _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
+    if fields.keys() != {"dtype", "shape", "data_offsets"} or shape is None or offsets is None or len(offsets) != 2:
+        raise CheckpointError(f"{path}: tensor {shown(name)} is not described by dtype, shape and data_offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise CheckpointError(f"{path}: tensor {shown(name)} is of {shown(dtype)}, which is not read")
+    length = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
+    if length != offsets[1] - offsets[0] or not length or len(shape) > MAX_RANK:
+        raise CheckpointError(f"{path}: tensor {shown(name)} is {dtype} {shape}, but stands at bytes {offsets}")
+    return *offsets, name, dtype, shape
+
+
+def _counts(value: object) -> Shape | None:
+    """A list of integers from 0 on, else None."""
+    if not isinstance(value, list):
+        return None
+    items = cast(list[object], value)
+    return tuple(n for n in items if isinstance(n, int)) if all(type(n) is int and n >= 0 for n in items) else None
+
+
+def _object(value: object) -> dict[str, object]:
+    return cast(dict[str, object], value) if isinstance(value, dict) else {}
+
+
+def _json(data: bytes, path: Path) -> dict[str, object]:
+    """A JSON object; a key that stands twice is refused at any depth."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if twice := [key for key, n in Counter(key for key, _ in pairs).items() if n > 1]:
+            raise CheckpointError(f"{path}: {shown(twice[0])} stands twice")
+        return dict(pairs)
+
+    try:
+        value = json.loads(data, object_pairs_hook=once)
+    except (ValueError, RecursionError):
+        what = "" if data.startswith(b"{") else foreign(data[:HEAD])
+        raise CheckpointError(f"{path}: the header is not JSON{what}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: the header is not a JSON object")
+    return _object(cast(object, value))
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
+    """Writes the tensors by falling item size, so that each is aligned. The file appears when it is whole."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers refuses a file without
+    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    end = 0
+    for name in order:
+        array = tensors[name]
+        dtype = WRITTEN.get(array.dtype.newbyteorder("<"))
+        if dtype is None or not array.size:
+            raise CheckpointError(f"{path}: tensor {name} is {array.dtype} {array.shape}, which is not written")
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            file.write(tensors[name].astype(tensors[name].dtype.newbyteorder("<"), copy=False).tobytes())
+    os.replace(part, path)
