@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from blockc.basics.floats import BYTES
 from blockc.ir import Function, Input, Node, Value, inline
 from blockc.language.spec import load
 from blockc.ops.matrix import Linear
 from blockc.passes import with_cache
 from blockc.pipeline.compiled import Compiled, compiled
 from blockc.report import Report, report
-from blockc.report.graph import DTYPES, ONE_TOKEN, Bytes, flops, holds_scores, mask_of
+from blockc.report.graph import ONE_TOKEN, Bytes, flops, holds_scores, mask_of
 from tests.spec_text import BARE, made
 from tests.structures import SPECS
 
@@ -59,7 +60,7 @@ def whole(model: Compiled) -> Function:
 
 def lives(flat: Function) -> tuple[int, str, int]:
     """The most bytes alive at once, where, and that with scores: each value weighed at each node."""
-    size = Bytes(DTYPES[DTYPE], {"B": BATCH, "S": CONTEXT, "P": 0})
+    size = Bytes(BYTES[DTYPE], {"B": BATCH, "S": CONTEXT, "P": 0})
     logits = flat.outputs[0][1]
     apart = {value for _, value in flat.outputs}
     while not logits.node.params and len(logits.node.inputs) == 1:
@@ -99,7 +100,7 @@ def test_figures_are_those_of_the_whole_graph(name: str) -> None:
     assert (a.peak, a.peak_at, a.peak_materialised) == lives(flat)
     assert found.parameters.total == model.parameters
     pasts = [n for n in flat.inputs if isinstance(n.op, Input) and n.op.past]
-    full = Bytes(DTYPES[DTYPE], {"B": BATCH, "P": CONTEXT})
+    full = Bytes(BYTES[DTYPE], {"B": BATCH, "P": CONTEXT})
     assert found.kv_cache.bytes.kept_by_graph == sum(full(n.types[0]) for n in pasts)
     assert found.kv_cache.bytes.ring_buffer == sum(_ring(n[0], attentions) for n in pasts)
 
@@ -108,7 +109,7 @@ def _ring(past: Value, attentions: list[Node]) -> int:
     """As much of a past as the widest window that reads it."""
     readers = [n for n in attentions if any(past in operand.node.inputs for operand in n.inputs)]
     widest = max(min(CONTEXT, mask_of(n)[0] or CONTEXT) for n in readers)
-    return Bytes(DTYPES[DTYPE], {"B": BATCH, "P": widest})(past.type)
+    return Bytes(BYTES[DTYPE], {"B": BATCH, "P": widest})(past.type)
 
 
 @pytest.mark.parametrize(

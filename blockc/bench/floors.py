@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from blockc.graph.target import Dtype, Target
+from blockc.basics.floats import BYTES, Dtype
+from blockc.graph.target import Target
 from blockc.ir import Function, Node
 from blockc.ops import Embed, Linear
 from blockc.pipeline.compiled import Compiled
-from blockc.report import DTYPES, report
+from blockc.report import report
 from blockc.report.graph import Scores, flops, holds_scores, mask_of
 
 Shape = tuple[int, int]
@@ -34,7 +35,7 @@ class Work:
     def weights(self) -> int:
         """Bytes of the parameters that a step reads whole."""
         read = {param for n in self._served.nodes if not isinstance(n.op, Embed) for param in n.params}
-        return sum(param.size for param in read) * DTYPES[self.dtype]
+        return sum(param.size for param in read) * BYTES[self.dtype]
 
     def cache(self, context: int) -> int:
         """Bytes of keys and values that a step reads after `context` tokens: no more than a window sees."""

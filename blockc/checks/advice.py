@@ -10,6 +10,7 @@ from blockc.language.algebra import leaves
 from blockc.language.parts import Attention, Llama3, Mlp, Part, Yarn
 from blockc.language.spec import key_of, own_part
 from blockc.language.spec.faults import value_place
+from blockc.ort.kernels import HEAD, TURNED
 from blockc.pipeline.compiled import Compiled
 from blockc.report.figures import count
 from blockc.report.graph import Graph
@@ -57,8 +58,8 @@ def _untiled(width: int, name: str, place: Place) -> Iterator[Finding]:
 
 
 def _heads(part: Attention, name: str, read: Tree) -> Iterator[Finding]:
-    """The kernels' own limits, as blockc.ort.fuse has them."""
-    head_dim, unit = part.head_dim or 0, 16 if part.rope else 8
+    """The kernels' own limits, as blockc.ort.kernels has them."""
+    head_dim, unit = part.head_dim or 0, TURNED if part.rope else HEAD
     turned = part.rope.width(head_dim) if part.rope else 0
     expected = f"a multiple of {unit}" + (", where rope turns" if part.rope else "")
     if head_dim % unit:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import blockc
+from blockc.basics.floats import FLOATS
 
 FORMAT = 1  # of the JSON
 # What each package is for; the first of them are installed with blockc.
@@ -255,10 +256,10 @@ def known_input() -> Any:
 def known_graph(half: bool) -> bytes:
     """out = causal attention of the parts of x @ w: two query heads on one key-value head, 16 wide."""
     import numpy as np
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import helper, numpy_helper
 
-    real, float_ = (TensorProto.FLOAT16, np.float16) if half else (TensorProto.FLOAT, np.float32)
-    past = [helper.make_tensor_value_info(f"past_{kind}", real, [1, 1, "past", 16]) for kind in ("key", "value")]
+    real = FLOATS["fp16" if half else "fp32"]
+    past = [helper.make_tensor_value_info(f"past_{kind}", real.onnx, [1, 1, "past", 16]) for kind in ("key", "value")]
     attend = helper.make_node(
         "GroupQueryAttention",
         ["joined", "", "", "past_key", "past_value", "last", "total"],
@@ -270,13 +271,16 @@ def known_graph(half: bool) -> bytes:
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["joined"]), attend],
         "known",
-        [helper.make_tensor_value_info("x", real, [1, 3, 4]), *past],
+        [helper.make_tensor_value_info("x", real.onnx, [1, 3, 4]), *past],
         [
-            helper.make_tensor_value_info("out", real, [1, 3, 32]),
-            *(helper.make_tensor_value_info(f"present_{kind}", real, [1, 1, "t", 16]) for kind in ("key", "value")),
+            helper.make_tensor_value_info("out", real.onnx, [1, 3, 32]),
+            *(
+                helper.make_tensor_value_info(f"present_{kind}", real.onnx, [1, 1, "t", 16])
+                for kind in ("key", "value")
+            ),
         ],
         [
-            numpy_helper.from_array(_matrix().astype(float_), "w"),
+            numpy_helper.from_array(_matrix().astype(real.numpy), "w"),
             numpy_helper.from_array(np.array([2], np.int32), "last"),
             numpy_helper.from_array(np.array(3, np.int32), "total"),
         ],

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
+from blockc.basics.floats import BYTES, Counted
 from blockc.checks.advice import described, says
 from blockc.diagnostics.figures import (
     POLICY_EXPECT,
@@ -39,7 +40,7 @@ from blockc.language.spec.keys import Placement, Positive
 from blockc.pipeline.compiled import Compiled
 from blockc.report.expect import cache_parts, parts
 from blockc.report.figures import count
-from blockc.report.graph import DTYPES, Graph
+from blockc.report.graph import Graph
 from blockc.report.memory import activations, cache, growth
 from blockc.report.sizes import SIZE, byte_size
 from blockc.source import Finding, Mapping, Place, SpecError, finding, inert, key_place, parse, plain, read_bytes
@@ -63,12 +64,11 @@ def _some(listed: list[Any]) -> list[Any]:
 
 Size = Annotated[Positive, BeforeValidator(_size)]
 _SOME = AfterValidator(_some)
-Dtype = Literal["fp32", "bf16", "fp16", "fp8", "int8"]
 
 
 class CacheBound(Model):
     max: Size
-    dtype: Dtype
+    dtype: Counted
 
 
 class MemoryBound(Model):
@@ -76,7 +76,7 @@ class MemoryBound(Model):
 
     context: Positive | None = None
     batch: Positive
-    dtype: Dtype
+    dtype: Counted
     devices: Positive
     device_memory: Size
 
@@ -138,7 +138,7 @@ class Policy:
 
     def _kv(self, model: Compiled, graph: Graph) -> Iterator[Finding]:
         bound = self.keys.kv_bytes_per_token
-        if bound is None or (grows := growth(graph, DTYPES[bound.dtype])) <= bound.max:
+        if bound is None or (grows := growth(graph, BYTES[bound.dtype])) <= bound.max:
             return
         yield finding(
             POLICY_KV,
@@ -146,7 +146,7 @@ class Policy:
             f"a token keeps {grows:,} bytes in {bound.dtype}",
             expected=f"at most {bound.max:,}",
             got=str(grows),
-            hint=f"computed as {DTYPES[bound.dtype]} bytes x ({cache_parts(graph)})",
+            hint=f"computed as {BYTES[bound.dtype]} bytes x ({cache_parts(graph)})",
             others=[self.place("kv_bytes_per_token", "max")],
         )
 
@@ -154,7 +154,7 @@ class Policy:
         bound = self.keys.memory
         if bound is None:
             return
-        number, context = DTYPES[bound.dtype], min(bound.context or model.decoder.context, model.decoder.context)
+        number, context = BYTES[bound.dtype], min(bound.context or model.decoder.context, model.decoder.context)
         needed = {
             "weights": count(graph).total * number,
             "cache": cache(graph, number, context, bound.batch).bytes.kept_by_graph,

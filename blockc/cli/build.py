@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blockc.basics.floats import Dtype
 from blockc.cli.common import (
     ENVIRONMENT,
     NOTHING,
@@ -54,12 +55,6 @@ class WeightsMode(StrEnum):
     pack = "pack"
 
 
-class Float(StrEnum):
-    fp32 = "fp32"
-    fp16 = "fp16"
-    bf16 = "bf16"
-
-
 @app.command()
 def build(
     spec: SpecPath,
@@ -94,7 +89,7 @@ def build(
         ),
     ] = NO_PATHS,
     dtype: Annotated[
-        Float | None, typer.Option(help="What model.onnx computes in; fp32, for cuda fp16.", show_default=False)
+        Dtype | None, typer.Option(help="What model.onnx computes in; fp32, for cuda fp16.", show_default=False)
     ] = None,
     weights_mode: Annotated[
         WeightsMode | None,
@@ -164,7 +159,7 @@ def build(
     provider = None if ep is None else ep.value
     target = Target(
         provider,
-        DEFAULT[provider] if dtype is None else dtype.value,
+        DEFAULT[provider] if dtype is None else dtype,
         _logits(logits),
         "joined" if cache is None else cache.value,
         padding=padding.value,

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from blockc.basics.floats import Counted
 from blockc.cli.common import NOTHING, USAGE, Set, app, complete_spec, plain, stop
 from blockc.cli.terminal import drawn
-
-
-class Dtype(StrEnum):
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-    fp8 = "fp8"
-    int8 = "int8"
 
 
 @app.command()
@@ -41,7 +33,7 @@ def show(
         int | None, typer.Option(metavar="T", min=1, help="How many tokens; by default the spec's context.")
     ] = None,
     batch: Annotated[int, typer.Option(metavar="B", min=1, help="How many sequences.")] = 1,
-    dtype: Annotated[Dtype, typer.Option(help="The type of weights, cache and activations.")] = Dtype.bf16,
+    dtype: Annotated[Counted, typer.Option(help="The type of weights, cache and activations.")] = "bf16",
     device_memory: Annotated[
         str | None, typer.Option(metavar="M", help="The memory of one device, such as 80GB or 80GiB.")
     ] = None,
@@ -54,7 +46,7 @@ def show(
         stop(USAGE, "--expanded, --graph and --json are three answers: choose one")
     memory = _bytes(device_memory) if device_memory else None
     models = [api.compile(spec, assignments) for spec in specs]
-    figures = [api.figures(m, context=context, batch=batch, dtype=dtype.value, device_memory=memory) for m in models]
+    figures = [api.figures(m, context=context, batch=batch, dtype=dtype, device_memory=memory) for m in models]
     if as_json:
         data = [f.json() for f in figures]
         print(json.dumps(data[0] if len(data) == 1 else data, indent=2))

@@ -7,14 +7,10 @@ from collections.abc import Iterator, Mapping
 import onnx
 from google.protobuf.message import Message
 
+from blockc.basics.floats import FLOATS
 from blockc.weights.plan import Reference
 
-_TYPES = {
-    "F16": onnx.TensorProto.FLOAT16,
-    "F32": onnx.TensorProto.FLOAT,
-    "F64": onnx.TensorProto.DOUBLE,
-    "BF16": onnx.TensorProto.BFLOAT16,
-}
+_TYPES = {one.safetensors: one.onnx for one in FLOATS.values()} | {"F64": onnx.TensorProto.DOUBLE}
 
 
 def external(references: Mapping[str, Reference]) -> dict[str, onnx.TensorProto]:

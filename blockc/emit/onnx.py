@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from blockc.graph import target
+from blockc.basics import floats
 from blockc.ir import (
     Array,
     B,
@@ -45,19 +45,13 @@ _NAMES = {
     M: "cache_length",
 }
 Swap = Callable[[Any, OnnxBuilder, tuple[OnnxValue, ...], tuple[OnnxValue, ...]], Sequence[OnnxValue]]
-# onnx's numbers of the types.
-FLOATS: dict[target.Dtype, int] = {
-    "fp32": TensorProto.FLOAT,
-    "fp16": TensorProto.FLOAT16,
-    "bf16": TensorProto.BFLOAT16,
-}
 
 
 def emit(
     function: Function,
     metadata: Mapping[str, str],
     weights: Mapping[str, TensorProto] | None = None,
-    dtype: target.Dtype = "fp32",
+    dtype: floats.Dtype = "fp32",
     swaps: Mapping[type[Op], Swap] | None = None,
 ) -> onnx.ModelProto:
     """The model of an inlined function, in one float type.
@@ -66,7 +60,7 @@ def emit(
     or in a file beside the model; one of another float type is cast where it enters. `metadata` goes into the file, so
     it holds neither paths nor dates. `swaps` are lowerings of another dialect, in place of an op's own.
     """
-    emitter = _Emitter(function, weights, FLOATS[dtype], swaps or {})
+    emitter = _Emitter(function, weights, floats.FLOATS[dtype].onnx, swaps or {})
     builder, outputs = emitter.builder, emitter.outputs()
     graph = helper.make_graph(
         [n.proto() for n in builder.nodes],
@@ -91,9 +85,9 @@ def serialised(model: onnx.ModelProto) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def in_memory(weights: Mapping[str, Array], dtype: target.Dtype = "fp32") -> dict[str, TensorProto]:
+def in_memory(weights: Mapping[str, Array], dtype: floats.Dtype = "fp32") -> dict[str, TensorProto]:
     """Arrays as initialisers that are written into the model itself."""
-    as_numpy = helper.tensor_dtype_to_np_dtype(FLOATS[dtype])
+    as_numpy = helper.tensor_dtype_to_np_dtype(floats.FLOATS[dtype].onnx)
     return {path: _tensor(array.astype(as_numpy), path) for path, array in weights.items()}
 
 
@@ -136,7 +130,7 @@ def _extent(size: Dim) -> int | str:
     return size.value if size.value is not None else _NAMES.get(size, str(size))
 
 
-def counted(function: Function, dtype: target.Dtype, swaps: Mapping[type[Op], Swap]) -> Counter[str]:
+def counted(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], Swap]) -> Counter[str]:
     """How many operators each node of an inlined function becomes, by the node's name."""
     counter = _Counting(dtype)
     for n in function.nodes:
@@ -149,7 +143,7 @@ def counted(function: Function, dtype: target.Dtype, swaps: Mapping[type[Op], Sw
 class _Counting:
     """A builder that makes nothing and counts."""
 
-    def __init__(self, dtype: target.Dtype) -> None:
+    def __init__(self, dtype: floats.Dtype) -> None:
         self.nodes: Counter[str] = Counter()
         self.path, self.casts = "", int(dtype != "fp32")
 
@@ -171,7 +165,7 @@ class _Counting:
         self.nodes[self.path] += self.casts
 
 
-def lost(function: Function, dtype: target.Dtype, swaps: Mapping[type[Op], Swap]) -> Iterator[tuple[Node, float]]:
+def lost(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], Swap]) -> Iterator[tuple[Node, float]]:
     """The numbers of a function that a float type holds as 0 or as infinity, and the nodes that have them."""
     reals = _Reals(dtype)
     for n in function.nodes:
@@ -184,9 +178,9 @@ def lost(function: Function, dtype: target.Dtype, swaps: Mapping[type[Op], Swap]
 class _Reals(_Counting):
     """A builder that makes nothing and looks at numbers."""
 
-    def __init__(self, dtype: target.Dtype) -> None:
+    def __init__(self, dtype: floats.Dtype) -> None:
         super().__init__(dtype)
-        self.type = helper.tensor_dtype_to_np_dtype(FLOATS[dtype])
+        self.type = helper.tensor_dtype_to_np_dtype(floats.FLOATS[dtype].onnx)
         self.lost: list[float] = []
 
     def real(self, value: Array | float) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from blockc.basics.errors import UsageError
+from blockc.basics.floats import Dtype
 
 Provider = Literal["cpu", "cuda"]
-Dtype = Literal["fp32", "fp16", "bf16"]
 Logits = Literal["all", "last"] | int
 Cache = Literal["joined", "buffer"]
 Padding = Literal["any", "right"]

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import blockc
+from blockc.basics.floats import FLOATS, Dtype
 from blockc.diagnostics.graph import GRAPH
 from blockc.diagnostics.words import OUT_OF_RANGE
 from blockc.graph.build import build
-from blockc.graph.target import Dtype, Padding, Target
+from blockc.graph.target import Padding, Target
 from blockc.ir import Array, Function, GraphError, Node, Param, functions, inline, parameters, render
 from blockc.ir.derive import Parts
 from blockc.language.algebra import Decoder, elaborate, term_faults
@@ -104,7 +105,9 @@ class Compiled:
             return NO_DYNAMIC
         for n, number in lost(self.flat(target), target.dtype, swaps(target)):
             at = f"{n.place.file}:{n.place.line}: " if n.place else ""
-            return f"{at}{n.name}: {target.dtype} does not hold {abs(number):g}: build in fp32 or bf16"
+            holding = " or ".join(word for word, one in FLOATS.items() if one.holds(number))
+            hint = f": build in {holding}" if holding else ""
+            return f"{at}{n.name}: {target.dtype} does not hold {abs(number):g}{hint}"
         return ""
 
     def padding(self, target: Target) -> Padding:

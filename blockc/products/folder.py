@@ -16,12 +16,14 @@ from typing import Any, Literal
 
 import blockc
 from blockc.basics.errors import listed, shown
+from blockc.basics.floats import Dtype
 from blockc.basics.jsonfile import bounded
 from blockc.basics.progress import Progress, silent
 from blockc.graph.shrink import shrink
-from blockc.graph.target import Dtype, Target
+from blockc.graph.target import Target
 from blockc.ir import parameters
 from blockc.language.spec import load
+from blockc.ort.kernels import COMPUTES
 from blockc.pipeline.compiled import Compiled, compiled
 from blockc.products.genai import CONFIG
 from blockc.products.genai import files as genai_files
@@ -366,8 +368,8 @@ def _references(
 
 
 def _open(path: Path, dtype: Dtype) -> None:
-    """The model with its weights in a session. onnxruntime's CPU kernels take no bf16, so that is not tried."""
-    if importlib.util.find_spec("onnxruntime") is None or dtype == "bf16":
+    """The model with its weights in a session. What onnxruntime's CPU kernels do not take is not tried."""
+    if importlib.util.find_spec("onnxruntime") is None or dtype not in COMPUTES["cpu"]:
         return
     import onnxruntime
 

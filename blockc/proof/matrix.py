@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from blockc.basics import floats
 from blockc.basics.progress import Progress, silent
 from blockc.graph.target import Target
 from blockc.ir import Array
 from blockc.ops import Top
+from blockc.ort.kernels import COMPUTES
 from blockc.ort.ops import GroupQueryAttention, RowQueryAttention
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.proof.cases import Case, cases
@@ -26,7 +28,8 @@ from blockc.weights.rules import random_parameters
 # fp16 has eleven bits, so that its graphs are compared with the oracle on weights that have no more.
 TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 1e-2}
 SEED = 20
-FLOATS = {"fp32": "float32", "fp16": "float16"}
+# What a graph is run in here, as NumPy calls it.
+FLOATS = {word: np.dtype(one.numpy).name for word, one in floats.FLOATS.items() if word in COMPUTES["cpu"]}
 TARGETS = (PORTABLE, Target("cpu"))  # what every build is proved on, beside its own target
 
 

@@ -2,12 +2,11 @@
 
 from blockc.report.expect import expect_misses
 from blockc.report.figures import Flops, LayerSizes, Parameters
-from blockc.report.graph import DTYPES
 from blockc.report.matrices import Block, Matrix
 from blockc.report.memory import Activations, Cache, CacheBytes, Memory
 from blockc.report.summary import CutTile, Report, report
 
 __all__ = [
-    "DTYPES", "Activations", "Block", "Cache", "CacheBytes", "CutTile", "Flops", "LayerSizes", "Matrix", "Memory",
+    "Activations", "Block", "Cache", "CacheBytes", "CutTile", "Flops", "LayerSizes", "Matrix", "Memory",
     "Parameters", "Report", "expect_misses", "report",
 ]  # fmt: skip

@@ -12,8 +12,6 @@ from blockc.ir import Function, Node, Param, Type, Value, called, inline, is_cal
 from blockc.ops import Alibi, LayerNorm, RmsNorm, Visible, VisibleBothWays
 from blockc.passes import with_cache
 
-DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}  # bytes of one number
-
 ONE_TOKEN = {"B": 1, "S": 1, "P": 0}
 
 

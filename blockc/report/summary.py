@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from blockc.basics.errors import UsageError
+from blockc.basics.floats import BYTES
 from blockc.ir import Function
 from blockc.language.algebra import Decoder
 from blockc.language.spec import Spec
 from blockc.report.figures import Flops, Parameters, count, work
-from blockc.report.graph import DTYPES, Graph
+from blockc.report.graph import Graph
 from blockc.report.matrices import Block, blocks
 from blockc.report.memory import Cache, Memory, activations, cache
 
@@ -52,7 +53,7 @@ class Report:
     @property
     def number(self) -> int:
         """Bytes of one number."""
-        return DTYPES[self.dtype]
+        return BYTES[self.dtype]
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,9 +74,9 @@ def report(
     for name, size in (("context", context), ("batch", batch), ("device_memory", device_memory)):
         if size is not None and size < 1:
             raise UsageError(f"{name} must be at least 1, got {size}")
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
-    graph, number = Graph(function, decoder.kinds), DTYPES[dtype]
+    if dtype not in BYTES:
+        raise UsageError(f"dtype must be one of {', '.join(BYTES)}, got {dtype}")
+    graph, number = Graph(function, decoder.kinds), BYTES[dtype]
     counted, kept = count(graph), cache(graph, number, context, batch)
     weights = counted.total * number
     return Report(

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from blockc.basics.floats import FLOATS
 from blockc.ir import Array
-from blockc.runtime.opening import Opened, Past
+from blockc.runtime.opening import INT64, Opened, Past
 
-_NUMPY = {1: np.float32, 7: np.int64, 10: np.float16, 16: np.uint16}  # by onnx's number; bf16 as its bits
+# By onnx's number; bf16 as its bits.
+_NUMPY = {one.onnx: np.dtype(one.numpy) for one in FLOATS.values()} | {INT64: np.dtype(np.int64)}
 
 
 def on_cpu(array: Array, element: int) -> Any:

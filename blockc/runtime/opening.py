@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from blockc.basics.errors import BlockcError, CheckpointError
+from blockc.basics.floats import FLOATS
 from blockc.graph.target import Padding, Provider, Target
 from blockc.language.spec import load
 from blockc.ops import Sides
+from blockc.ort.kernels import COMPUTES
 from blockc.passes import TOKENS, VALUES
 from blockc.pipeline.compiled import compiled
 from blockc.products.manifest import MANIFEST, MODEL, SPEC, FolderError, Manifest, digest_of, is_source, misstated, read
@@ -24,8 +26,8 @@ PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAEx
 _CUDA = {"use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
 _IN_PLACE = ("GroupQueryAttention", "TensorScatter")  # what writes into the buffer that it reads
 _QUIET = 4
-FLOAT, INT64 = 1, 7  # onnx's numbers
-ONNX_FLOATS = {"tensor(float)": FLOAT, "tensor(float16)": 10, "tensor(bfloat16)": 16}
+FLOAT, INT64 = FLOATS["fp32"].onnx, 7  # onnx's numbers
+ONNX_FLOATS = {one.onnxruntime: one.onnx for one in FLOATS.values()}
 _MASK = 10  # which input of GroupQueryAttention that is
 # Older kernels of GatherND and Concat have a graph copy, at each replay, from memory of the host that is gone by then.
 CAPTURES = (1, 31, 1)
@@ -124,7 +126,7 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool,
         raise SessionError(f"{folder / MANIFEST}: {found[0]} is not what spec and model say: build the folder again")
     pasts = _pasts(folder, session, readers)
     inputs = frozenset(v.name for v in session.get_inputs()) - {past.name for past in pasts}
-    element = {"fp32": FLOAT, "fp16": 10, "bf16": 16}[target.dtype]
+    element = FLOATS[target.dtype].onnx
     kinds = {"logits": element, VALUES: FLOAT, TOKENS: INT64}
     _refuse_outputs(folder, target, session, element)
     model = Opened(
@@ -213,8 +215,10 @@ def _compare(folder: Path, manifest: Manifest) -> None:
 
 def _refuse(folder: Path, target: Target, provider: Provider) -> None:
     """A provider's own graph elsewhere, where its kernels are missing."""
-    if provider == "cpu" and target.dtype == "bf16":
-        raise SessionError(f"{folder}: computes in bf16, which onnxruntime's CPU kernels do not: run it with cuda")
+    if provider == "cpu" and target.dtype not in COMPUTES["cpu"]:
+        raise SessionError(
+            f"{folder}: computes in {target.dtype}, which onnxruntime's CPU kernels do not: run it with cuda"
+        )
     if provider == "cuda" and target.provider == "cpu":
         raise SessionError(f"{folder}: was built for the CPU: build it with --ep cuda")
 

@@ -21,8 +21,8 @@ from typing import BinaryIO, Literal
 import numpy as np
 
 from blockc.basics.errors import CheckpointError, listed
+from blockc.basics.floats import FLOATS, Dtype
 from blockc.basics.progress import Progress, silent
-from blockc.graph.target import Dtype
 from blockc.ir import Array, Function, parameters
 from blockc.ir.derive import Parts
 from blockc.layouts import Item, Layout, layout
@@ -36,9 +36,6 @@ DATA = "model.onnx.data"
 PAGE = 4096
 PIECE = 1 << 22  # bytes that are read at a time where they are written as they lie
 READERS = 4  # threads that look at what is linked
-WORDS: dict[Dtype, str] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}  # as safetensors has them
-_LARGEST: dict[Dtype, float] = {"fp32": 3.4028235e38, "fp16": 65504.0, "bf16": 3.3895314e38}
-_BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 # Why a file cannot be linked where the model is written: another device, or a file system that has no hard links.
 _UNLINKED = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
@@ -120,8 +117,8 @@ def packed_references(shapes: Mapping[str, Shape], dtype: Dtype, joined: Parts) 
     end = 0
     for first in (path for path in shapes if path not in inner):
         for path in leads.get(first, (first,)):
-            length = math.prod(shapes[path]) * _BYTES[dtype]
-            made[path] = Reference(DATA, end, length, WORDS[dtype], shapes[path])
+            length = math.prod(shapes[path]) * FLOATS[dtype].bytes
+            made[path] = Reference(DATA, end, length, FLOATS[dtype].safetensors, shapes[path])
             end += length
         end += -end % PAGE
     return made
@@ -196,8 +193,9 @@ def _stranger(sources: Iterable[Source], dtype: Dtype) -> str:
     for source in sources:
         if stored := source.linkable:
             sizes[stored.word] += stored.length
-    ((most, _),) = sizes.most_common(1) or [(WORDS[dtype], 0)]
-    return "" if most == WORDS[dtype] else most.lower()
+    own = FLOATS[dtype].safetensors
+    ((most, _),) = sizes.most_common(1) or [(own, 0)]
+    return "" if most == own else most.lower()
 
 
 def _added(function: Function, family: str | None, adapters: Sequence[Adapter]) -> dict[str, tuple[Delta, ...]]:
@@ -310,8 +308,8 @@ def _write_packed(plan: Plan, path: Path, bad: dict[str, str], progress: Progres
 
 def _pieces(source: Source, dtype: Dtype) -> Iterator[Array]:
     """What is written as it lies is read into memory that is used again, once `_Ahead` has done with it."""
-    stored = source.linkable
-    if stored is not None and stored.word == WORDS[dtype] and dtype != "bf16":
+    stored, own = source.linkable, FLOATS[dtype]
+    if stored is not None and stored.word == own.safetensors and not own.as_bits:
         return stored.passing(_Ahead.HELD + 1, PIECE)
     return source.pieces()
 
@@ -357,8 +355,8 @@ class _Ahead:
 def _check(name: str, peak: float, dtype: Dtype, bad: dict[str, str]) -> None:
     if not math.isfinite(peak):
         bad[name] = f"not finite: {name} holds NaN or Inf"
-    elif peak > _LARGEST[dtype]:
-        bad.setdefault(name, f"too large: {name} holds {peak:.6g}, and {dtype} ends at {_LARGEST[dtype]:.6g}")
+    elif peak > FLOATS[dtype].largest:
+        bad.setdefault(name, f"too large: {name} holds {peak:.6g}, and {dtype} ends at {FLOATS[dtype].largest:.6g}")
 
 
 def largest(piece: Array) -> float:
@@ -382,7 +380,7 @@ def narrowed(piece: Array, dtype: Dtype) -> Array:
     """In the float type, rounded to the nearest and to even; bf16 as its bits. What does not fit becomes Inf."""
     with np.errstate(over="ignore"):
         if dtype != "bf16":
-            return np.ascontiguousarray(piece, np.dtype("<f2" if dtype == "fp16" else "<f4"))
+            return np.ascontiguousarray(piece, np.dtype(FLOATS[dtype].numpy))
         bits = np.array(piece, np.dtype("<f4"), order="C").view(np.uint32)
     bits += 0x7FFF + ((bits >> 16) & 1)
     return (bits >> 16).astype("<u2")

@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from blockc.basics.errors import CheckpointError, listed, shown
+from blockc.basics.floats import FLOATS
 from blockc.ir import Array
 
 Shape = tuple[int, ...]
@@ -33,9 +34,10 @@ CHUNK = 1 << 22  # numbers that are read at a time
 CACHED = 1 << 20  # bytes that a processor's cache holds
 DTYPES = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
-    "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2",
-}  # fmt: skip
-WRITTEN = {np.dtype(code): word for word, code in DTYPES.items() if word != "BF16"}
+    "I64": "<i8", "F64": "<f8",
+} | {one.safetensors: one.numpy for one in FLOATS.values()}  # fmt: skip
+_BITS = frozenset(one.safetensors for one in FLOATS.values() if one.as_bits)
+WRITTEN = {np.dtype(code): word for word, code in DTYPES.items() if word not in _BITS}
 
 
 # What a file is whose first bytes are these, where weights are expected, and what to do.
@@ -73,7 +75,7 @@ class Stored:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of what is read from it."""
-        return np.dtype(np.float32 if self.word == "BF16" else DTYPES[self.word])
+        return np.dtype(np.float32 if self.word in _BITS else DTYPES[self.word])
 
     def raw(self, step: int = CHUNK) -> Iterator[Array]:
         """The numbers as they are stored, flat and piece by piece; bf16 as bits. Nothing is mapped or kept."""

@@ -11,9 +11,11 @@ from typing import Annotated, Any
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from blockc.basics.floats import FLOATS
+
 LARGEST_INT = 2**63 - 1
-LARGEST = 3.4028234663852886e38  # of fp32
-SMALLEST = 1.1754943508222875e-38  # above 0 that fp32 holds in full: below, digits are lost, or all of the number
+LARGEST = FLOATS["fp32"].largest
+SMALLEST = FLOATS["fp32"].smallest  # above 0 that fp32 holds in full: below, digits are lost, or all of the number
 
 
 def out_of_fp32(number: float) -> str:

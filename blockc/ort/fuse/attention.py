@@ -24,7 +24,7 @@ from blockc.ops import (
     Visible,
 )
 from blockc.ort.fuse.rewrite import Mismatch, Rewrite, Unfused
-from blockc.ort.kernels import lacks
+from blockc.ort.kernels import lacks, lacks_heads, lacks_rope
 from blockc.ort.ops import (
     BoundedBias,
     GroupQueryAttention,
@@ -179,10 +179,8 @@ def _legal(rewrite: Rewrite, m: _Matched, mask: Value) -> None:
     """What the kernel takes."""
     if why := lacks(rewrite.target, "GroupQueryAttention"):
         raise Mismatch(why)
-    if m.q.split.head_dim % 8:
-        raise Mismatch(f"head_dim {m.q.split.head_dim} is no multiple of 8")
-    if rewrite.target.provider == "cuda" and m.q.split.head_dim > 256:
-        raise Mismatch(f"head_dim {m.q.split.head_dim} is above 256")
+    if why := lacks_heads(rewrite.target, m.q.split.head_dim):
+        raise Mismatch(why)
     if rewrite.target.by_rows:
         if m.op.biased:
             raise Mismatch("its scores have a bias, and rows are attended by their lengths alone")
@@ -190,10 +188,8 @@ def _legal(rewrite: Rewrite, m: _Matched, mask: Value) -> None:
         of_mask = (QueryPositions, KeyPositions)
         if not all(isinstance(v.node.op, op) for v, op in zip((queries, keys), of_mask, strict=True)):
             raise Mismatch(f"{seen.name} is not made from the attention mask")
-    if m.rotary is None:
-        return
-    if m.q.split.head_dim % 16 or m.rotary.width % 16:
-        raise Mismatch(f"it turns {m.rotary.width} of {m.q.split.head_dim}, and the kernel takes multiples of 16")
+    if m.rotary is not None and (why := lacks_rope(m.q.split.head_dim, m.rotary.width)):
+        raise Mismatch(why)
 
 
 # Making

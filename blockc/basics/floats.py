@@ -1,0 +1,44 @@
+"""The float types of models: one line each, from which every other list of them is made. No NumPy, so that it is light.
+
+A new one is a word of `Dtype` and a line of `FLOATS`; `ort/kernels.py` says which kernels take it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+Counted = Literal[Dtype, "fp8", "int8"]  # what figures count in, too: no model is built in the others
+
+
+@dataclass(frozen=True)
+class Float:
+    """A float type, and what it is called elsewhere."""
+
+    bytes: int
+    safetensors: str
+    numpy: str  # the dtype of stored numbers, little-endian; of bits, where NumPy has no such float
+    onnx: int  # TensorProto's number
+    onnxruntime: str  # the type of a session's input or output
+    largest: float
+    smallest: float  # normal: below, digits are lost
+
+    @property
+    def as_bits(self) -> bool:
+        """NumPy has no such float: its numbers lie in arrays as unsigned integers."""
+        return "u" in self.numpy
+
+    def holds(self, number: float) -> bool:
+        """In all its digits' range: 0, or neither too large nor too small."""
+        return number == 0 or self.smallest <= abs(number) <= self.largest
+
+
+FLOATS: Mapping[Dtype, Float] = {
+    "fp32": Float(4, "F32", "<f4", 1, "tensor(float)", 3.4028234663852886e38, 1.1754943508222875e-38),
+    "bf16": Float(2, "BF16", "<u2", 16, "tensor(bfloat16)", 3.3895313892515355e38, 1.1754943508222875e-38),
+    "fp16": Float(2, "F16", "<f2", 10, "tensor(float16)", 65504.0, 6.103515625e-05),
+}
+# Bytes of one number.
+BYTES: Mapping[str, int] = {word: one.bytes for word, one in FLOATS.items()} | {"fp8": 1, "int8": 1}
