@@ -86,7 +86,8 @@ def test_this_machine_is_well(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_heavy_is_imported_to_ask() -> None:
-    script = "import sys; from blockc import cli, doctor; print([m for m in ('numpy', 'onnx', 'torch', 'onnxruntime') "
+    script = "import sys; from blockc import cli; from blockc.checks import doctor; "
+    script += "print([m for m in ('numpy', 'onnx', 'torch', 'onnxruntime') "
     script += "if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", script], cwd=ROOT, text=True) == "[]\n"
 
@@ -111,7 +112,7 @@ def test_whatever_brings_the_module_counts(tmp_path: Path) -> None:
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.30.0\n")
         (info / "top_level.txt").write_text("onnxruntime\n")
-    script = "from importlib import metadata; from blockc import doctor; print(*doctor.runtimes())"
+    script = "from importlib import metadata; from blockc.checks import doctor; print(*doctor.runtimes())"
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     said = subprocess.check_output([sys.executable, "-c", script], cwd=tmp_path, env=env, text=True)
     assert {"onnxruntime", "onnxruntime-rocm"} <= set(said.split())

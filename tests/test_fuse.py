@@ -51,8 +51,7 @@ SAMPLES = [(op, i) for op in (*FUSED, *BUFFER) for i in range(len(op.samples()))
 
 
 def one_node(sample: Sample) -> Function:
-    from blockc.ir import dim
-    from blockc.ir.nodes import Dtype, Type
+    from blockc.ir import Dtype, Type, dim
 
     kinds: dict[str, Dtype] = {"f": "float", "b": "bool"}
 
