@@ -130,6 +130,7 @@ REFUSED = [
     "norm: {type: rms, eps: -1, placement: pre}\n",
     "norm: {type: rms, eps: 1e-5}\n",
     "head: {bias: true}\n",
+    "checkpoint: lama\n",
     "expect: {parameters: {}}\n",
     "expect: {parameters: {maximum: 1}}\n",
     "expect: {kv_values_per_token: 1.5}\n",

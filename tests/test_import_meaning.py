@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from blockc.ir import functions, parameters
 from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
 from blockc.ops import RotaryTable
-from blockc.source import SpecError, plain, render
+from blockc.pipeline.compiled import compiled
+from blockc.source import SpecError, parse, plain, render
 from tests.fuzz.configs import LISTS, Outcome, base, outcome, quiet
 from tests.test_import import run
 
@@ -255,3 +257,30 @@ def test_two_objects_for_one_rope_are_refused_where_they_differ() -> None:
     with pytest.raises(SpecError, match="rope_scaling and another object of the same meaning differ"):
         imported({**config, "rope_scaling": YARN})
     assert imported({**config, "rope_scaling": {"rope_theta": 7.0}})
+
+
+def test_a_vocabulary_beyond_int64_is_refused_at_its_line() -> None:
+    config = {"model_type": "llama", "hidden_size": 32, "vocab_size": 10**29}
+    with pytest.raises(SpecError) as caught:
+        from_tree(from_config(json.dumps(config, indent=1).encode(), "config.json", "x").tree)
+    places = [(each.place.file, each.place.line) for each in caught.value.findings]
+    assert ("config.json", 4) in places and {file for file, _ in places} == {"config.json"}
+
+
+def test_a_config_that_is_no_regular_file_is_said_to_be_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(SpecError, match="is not a regular file"):
+        api.compile(tmp_path)
+
+
+def test_a_figure_that_the_spec_alone_lacks_is_named_by_its_own_key(tmp_path: Path) -> None:
+    """Not by the list of layer types, which is a list and speaks of windows."""
+    config = {"model_type": "gemma3_text", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
+              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+              "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    said = told(tmp_path / "config.json")
+    lines = [line for line in api.import_spec(tmp_path / "config.json").splitlines() if "embedding:" not in line]
+    other = compiled(from_tree(parse("\n".join([*lines, ""]), "spec.yaml")))
+    (found,) = unlike(said, other.function, 64)
+    assert "embedding.scale" in found and "layer_types" not in found

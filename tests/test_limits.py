@@ -14,7 +14,7 @@ from blockc.graph.target import Target
 from blockc.language.parts.numbers import LARGEST, LARGEST_INT, SMALLEST
 from blockc.language.spec.schema import schema
 from blockc.products.folder import FolderError
-from blockc.source import Finding
+from blockc.source import Finding, SpecError
 from tests.spec_text import finding, findings, made, spec
 
 ROPE = "attention: {heads: 2, head_dim: 4, rope: {theta: 1e4, pairing: half, scaling: {type: "
@@ -79,8 +79,11 @@ def test_an_integer_beyond_int64_is_a_finding(key: str, number: int) -> None:
 def test_a_float_beyond_fp32_is_a_finding(key: str, number: float) -> None:
     """Also one that fp32 would take for 0, such as an eps of 1e-60, after which there is none."""
     found = refused(FLOATS[key], number)
-    assert found.code.name == "BLC104"
     assert found.message.startswith(f"{key}: ")
+    if key == "attention.rope.theta" and number < 1:  # which begins at 1
+        assert (found.code.name, found.expected) == ("BLC106", "at least 1")
+        return
+    assert found.code.name == "BLC104"
     assert f"{LARGEST:.3g}" in found.expected if number > 1 else f"{SMALLEST:.3g}" in found.expected
 
 
@@ -142,6 +145,7 @@ HALF = {
     "residual_scale: 1e5\n": "100000",
     "attention: {heads: 2, clip: 1e6}\n": "1e\\+06",
     "head: {tied: true, softcap: 1e-9}\n": "1e-09",
+    "attention: {heads: 2, scale: 1e5}\n": "100000",
 }
 
 
@@ -153,3 +157,11 @@ def test_a_number_that_fp16_does_not_hold_is_refused_before_the_build(change: st
     assert not (tmp_path / "out").exists()
     for target in (Target(), Target("cuda", "bf16")):
         assert not model.refuses(target)
+
+
+def test_a_theta_below_one_is_a_finding() -> None:
+    """A pair would turn by more than a radian a token, faster with each pair, and fp32 holds no such angle."""
+    with pytest.raises(SpecError) as caught:
+        made("attention: {heads: 2, rope: {theta: 0.5, pairing: half}}\n")
+    (found,) = caught.value.findings
+    assert (found.code.name, found.expected, found.got) == ("BLC106", "at least 1", "0.5")

@@ -183,6 +183,18 @@ class _Reals(_Counting):
         self.type = helper.tensor_dtype_to_np_dtype(floats.FLOATS[dtype].onnx)
         self.lost: list[float] = []
 
+    def op(self, op_type: str, *inputs: OnnxValue, **attributes: object) -> None:
+        self._scale(attributes)
+
+    def ops(self, op_type: str, outputs: int, *inputs: OnnxValue, **attributes: object) -> tuple[None, ...]:
+        self._scale(attributes)
+        return (None,) * outputs
+
+    def _scale(self, attributes: Mapping[str, object]) -> None:
+        """An attention multiplies by its scale in the model's own float type; an epsilon is added in fp32."""
+        if isinstance(scale := attributes.get("scale"), float):
+            self.real(scale)
+
     def real(self, value: Array | float) -> None:
         if isinstance(value, float) and np.isfinite(value):
             with np.errstate(over="ignore", under="ignore"):

@@ -58,7 +58,7 @@ class Imported:
 def config_file(path: Path) -> Path | None:
     """The config.json at a path: a .json file, or the one in a folder."""
     if path.is_dir():
-        return path / CONFIG if (path / CONFIG).is_file() else None
+        return path / CONFIG if (path / CONFIG).exists() else None
     return path if path.suffix == ".json" else None
 
 

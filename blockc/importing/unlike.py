@@ -6,7 +6,7 @@ which the two functions differ is named, by the key of config.json that it comes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -170,11 +170,12 @@ def _named(said: Told, key: str, values: set[Value]) -> str:
     imported = said.imported
     assert imported is not None
     paths = _AT.get(key, (tuple(key.split(".")),))
-    trees = [tree for tree in (said.at(path) for path in (*paths, ("layers", "each"))) if tree is not None]
+    by_layer_ = (("layers", "each"),) if key.startswith("attention.") else ()  # what the list of kinds may say
+    trees = [tree for tree in (said.at(path) for path in (*paths, *by_layer_)) if tree is not None]
     for tree in trees:
         name, raw = imported.names.get((tree.place.line, tree.place.column), ("", None))
         if name and name != "model_type":
-            verb = "is" if values == {raw} else "gives"
+            verb = "is" if isinstance(raw, Hashable) and values == {raw} else "gives"
             return f"{name} {verb} {_values(values)} ({CONFIG}:{tree.place.line}:{tree.place.column})"
     return f"{CONFIG} leaves {key} to {imported.model_type}, which has {_values(values)}"
 

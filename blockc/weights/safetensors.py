@@ -275,13 +275,14 @@ def _json(data: bytes, path: Path) -> dict[str, object]:
             raise CheckpointError(f"{path}: {shown(twice[0])} stands twice")
         return dict(pairs)
 
+    this = f"{path}: not" if path.suffix == ".json" else f"{path}: the header is not"
     try:
         value = json.loads(data, object_pairs_hook=once)
     except (ValueError, RecursionError):
         what = "" if data.startswith(b"{") else foreign(data[:HEAD])
-        raise CheckpointError(f"{path}: the header is not JSON{what}") from None
+        raise CheckpointError(f"{this} JSON{what}") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: the header is not a JSON object")
+        raise CheckpointError(f"{this} a JSON object")
     return _object(cast(object, value))
 
 

@@ -38,7 +38,7 @@ class InFp32:
         if "exclusiveMinimum" in said:
             return {**said, "minimum": SMALLEST, "maximum": LARGEST}
         if "minimum" in said:
-            return {**said, "maximum": LARGEST, "not": vanishing}
+            return {**said, "maximum": LARGEST} | ({} if said["minimum"] else {"not": vanishing})
         both = [vanishing, {"exclusiveMinimum": -SMALLEST, "exclusiveMaximum": 0}]
         return {**said, "minimum": -LARGEST, "maximum": LARGEST, "not": {"anyOf": both}}
 
@@ -54,4 +54,5 @@ Positive = Annotated[int, Field(gt=0, le=LARGEST_INT)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_INT)]
 Real = Annotated[float, InFp32()]
 PositiveFloat = Annotated[float, Field(gt=0), InFp32()]
+AtLeastOne = Annotated[float, Field(ge=1), InFp32()]  # of rope: below, a pair turns more than a radian a token
 Epsilon = Annotated[float, Field(ge=0), InFp32()]

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from blockc.diagnostics.meaning import ROPE_BANDS, ROPE_LENGTH, ROPE_LISTS, ROPE_ODD, ROPE_PART
 from blockc.language.parts.base import Model, OrNone, Problem
-from blockc.language.parts.numbers import Positive, PositiveFloat
+from blockc.language.parts.numbers import AtLeastOne, Positive, PositiveFloat
 from blockc.ops import (
     DynamicScaling,
     LinearScaling,
@@ -187,7 +187,7 @@ Scaling = Annotated[Linear | Llama3 | Yarn | Longrope | Dynamic, Field(discrimin
 class Rope(Model):
     """`dims: N` turns the first N coordinates with frequencies over N; `pairs: N` the first N pairs, over head_dim."""
 
-    theta: PositiveFloat
+    theta: AtLeastOne
     pairing: Literal["half", "interleaved"]
     dims: OrNone[Positive] = None
     pairs: OrNone[Positive] = None
