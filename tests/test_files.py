@@ -320,7 +320,15 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         target = Target() if kind == "bare" else Target("cpu")
         mode = "pack" if kind == "packed" else "link"
         given = None if kind == "bare" else at
-        api.build(model, root / kind, target=target, proof=False, weights=given, mode=mode, deep=kind == "linked")
+        api.build(
+            model,
+            root / kind,
+            target=target,
+            proof=False,
+            weights=given,
+            mode=mode if given else None,
+            deep=kind == "linked",
+        )
         return root / kind
 
     def copied(kind: str) -> Path:

@@ -404,7 +404,7 @@ def named(path: Path) -> str:
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
-    """Every module that is imported anywhere below, `from blockc import interp` as blockc.graph.interp."""
+    """Every module that is imported anywhere below, `from blockc import api` as blockc.api."""
     for n in ast.walk(tree):
         if isinstance(n, ast.Import):
             yield from (alias.name for alias in n.names)

@@ -260,7 +260,7 @@ def test_a_folder_that_another_build_holds_is_waited_for_and_then_refused(
 
 
 def test_a_lock_ends_with_its_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "import sys, time; from pathlib import Path; from blockc import staging; "
+    script = "import sys, time; from pathlib import Path; from blockc.products import staging; "
     script += "staging._lock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     monkeypatch.setattr(module, "WAIT", 0.1)
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE) as holder:
