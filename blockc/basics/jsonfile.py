@@ -10,12 +10,13 @@ import json
 import math
 import os
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from blockc.basics.errors import BlockcError, listed
+from blockc.basics.errors import BlockcError, listed, shown
 from blockc.basics.expected import expected
 
 MOST = 1 << 24  # bytes, of a file that nothing says more of
@@ -46,10 +47,14 @@ def json_object(path: Path, most: int = MOST) -> dict[str, Any]:
     return parsed(bounded(path, most), str(path))
 
 
-def parsed(data: bytes, name: str) -> dict[str, Any]:
-    """Bytes that are one JSON object; a number that JSON has not, such as NaN, is refused. Raises FileError."""
+def parsed(data: bytes, name: str, once: bool = False) -> dict[str, Any]:
+    """Bytes that are one JSON object; a number that JSON has not, such as NaN, is refused. Raises FileError.
+
+    `once`: no object, at any depth, may say a key twice.
+    """
+    pairs = _once if once else None
     try:
-        value = json.loads(data, parse_constant=_refused, parse_float=_finite)
+        value = json.loads(data, parse_constant=_refused, parse_float=_finite, object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:
         why = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise FileError(f"{name}: not JSON: {why}") from None
@@ -69,6 +74,22 @@ def typed(path: Path, model: type[Model], most: int = MOST) -> Model:
             f"{'.'.join(map(str, each['loc'])) or 'the object'}: expected {expected(each)}" for each in error.errors()
         ]
         raise FileError("\n  ".join([f"{path}: not as blockc writes it:", *listed(faults)])) from None
+
+
+def written(data: Any) -> bytes:
+    """JSON as blockc writes it."""
+    return (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
+
+
+def reason(path: Path, error: FileError | OSError) -> str:
+    """What an error of this reader, or of the system, says of the file at a path."""
+    return f"{path}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if twice := [key for key, n in Counter(key for key, _ in pairs).items() if n > 1]:
+        raise ValueError(f"{shown(twice[0])} stands twice")
+    return dict(pairs)
 
 
 def _finite(word: str) -> float:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import blockc
 from blockc.basics.errors import listed, shown
 from blockc.basics.floats import Dtype
-from blockc.basics.jsonfile import bounded
+from blockc.basics.jsonfile import bounded, written
 from blockc.basics.progress import Progress, silent
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
@@ -141,7 +141,7 @@ def write(
     output = out if isinstance(out, Output) else prepared(model, out, plan, proof is not None, runtime)
     files = {name: data for name in TEXTS if isinstance(data := output.coming[name], bytes)}
     if proof is not None:
-        files[PROOF] = _json(proof.data())
+        files[PROOF] = written(proof.data())
     if runtime is not None:
         files |= _for_genai(model, target, plan)
     with staging(output.folder) as stage:
@@ -201,7 +201,7 @@ def _for_genai(model: Compiled, target: Target, plan: Plan | None) -> dict[str, 
 
 
 def genai_context(model: Compiled) -> int:
-    """As far as a cache goes on as it began: genai never reads a prompt anew."""
+    """The longest context in which cached keys stay valid; genai never re-prefills."""
     return min((model.spec.top.context, *(side.original for side in model.sides)))
 
 
@@ -210,10 +210,6 @@ def _onnx(model: Compiled, target: Target, references: Mapping[str, Reference] |
     from blockc.emit.external import external
 
     return model.lowered(target, None if references is None else external(references))
-
-
-def _json(data: Any) -> bytes:
-    return (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
 
 
 def versions() -> Versions:
@@ -258,7 +254,7 @@ def check(folder: Path, deep: bool = False, progress: Progress = silent) -> Chec
     if changed:
         return Checked(tuple(changed), (), None)
     onnx = bounded(folder / MODEL, MAX_MODEL)
-    _refuse_strange(folder, manifest, onnx)
+    _refuse_foreign_data(folder, manifest, onnx)
     model = compiled(load(folder / SPEC))
     unlike = [name for name, text in texts(model).items() if digest(text.encode()) != manifest.files[name]]
     unlike += [f"{MANIFEST}: {key}" for key in _misstated(manifest, model, onnx)]
@@ -324,7 +320,7 @@ def _changed_tensors(folder: Path, weights: Weights, progress: Progress) -> list
     return changed
 
 
-def _refuse_strange(folder: Path, manifest: Manifest, onnx: bytes) -> None:
+def _refuse_foreign_data(folder: Path, manifest: Manifest, onnx: bytes) -> None:
     """A model may name no file but those of its build, which lie where it lies itself. Raises FolderError.
 
     In a hub's cache of links that is another folder, which is onnxruntime's rule too.

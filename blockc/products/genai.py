@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from blockc.basics.errors import BlockcError
-from blockc.basics.jsonfile import FileError, parsed
+from blockc.basics.jsonfile import FileError, parsed, written
 from blockc.graph.target import Provider
 from blockc.weights.special import FILES, SpecialError, special_ids
 
@@ -44,9 +44,9 @@ def files(
 
     tokenizer_config.json is made where there is a tokenizer.json without one: genai's tokenizer does not open else.
     """
-    made = {CONFIG: _json(config(model, companions, context, provider))}
+    made = {CONFIG: written(config(model, companions, context, provider))}
     if "tokenizer.json" in companions and "tokenizer_config.json" not in companions:
-        made["tokenizer_config.json"] = _json({"tokenizer_class": "PreTrainedTokenizerFast"})
+        made["tokenizer_config.json"] = written({"tokenizer_class": "PreTrainedTokenizerFast"})
     return made
 
 
@@ -86,10 +86,6 @@ def config(
         },
         "search": {"max_length": context, "past_present_share_buffer": _shared(graph)} | _search(companions),
     }
-
-
-def _json(data: Any) -> bytes:
-    return (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
 
 
 # The graph

@@ -7,7 +7,6 @@ manifest too: it is typed here, and what a spec gives is compared by `misstated`
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from blockc.basics.errors import BlockcError, CheckpointError
-from blockc.basics.jsonfile import FileError, json_object, typed
+from blockc.basics.jsonfile import FileError, json_object, typed, written
 from blockc.graph.target import Padding, Target
 from blockc.ir import GraphError
 from blockc.ops import Sides
@@ -140,7 +139,7 @@ class Manifest(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
     def written(self) -> bytes:
-        return (json.dumps(self.statements(), indent=2, allow_nan=False) + "\n").encode()
+        return written(self.statements())
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -218,7 +217,7 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def before(folder: Path) -> dict[str, str]:
+def earlier_digests(folder: Path) -> dict[str, str]:
     """The digests that a manifest of an earlier format holds, by name; empty where there is none that says so."""
     try:
         said = json_object(folder / MANIFEST)

@@ -21,15 +21,17 @@ from blockc.products.manifest import (
     MANIFEST,
     FolderError,
     Manifest,
-    before,
     digest_of,
+    earlier_digests,
     is_source,
     is_weights,
     read,
     writable,
 )
 
-Coming = Mapping[str, bytes | Path | None]  # by name the bytes, or whose link it will be; None: not known yet
+Coming = Mapping[
+    str, bytes | Path | None
+]  # by name: its bytes, or the file it will link to; None where the content is not known yet
 Identity = tuple[int, int, int]
 
 
@@ -41,7 +43,7 @@ def identity(path: Path) -> Identity:
 
 @dataclass(frozen=True)
 class Output:
-    """A folder that a build is to be written to. `digests` are those that were computed, by what a file is told by."""
+    """A folder that a build is to be written to. `digests` caches sha256 by device, inode, size and mtime."""
 
     folder: Path
     coming: Coming
@@ -88,7 +90,7 @@ class _There:
     def listed(self) -> Mapping[str, str]:
         """Digests by name."""
         if self.manifest is None:
-            return before(self.output.folder) if self.output.force else {}
+            return earlier_digests(self.output.folder) if self.output.force else {}
         data = self.manifest.data
         return self.manifest.files | ({data.name: data.sha256} if data else {})
 

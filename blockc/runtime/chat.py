@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from blockc.basics.errors import UsageError
-from blockc.basics.jsonfile import FileError, bounded
+from blockc.basics.jsonfile import FileError, bounded, reason
 from blockc.runtime import template
 from blockc.runtime.opening import SessionError
-from blockc.runtime.text import Tokenizer, json_object
+from blockc.runtime.text import Tokenizer, optional_object
+from blockc.weights.special import TOKENIZER
 
 _TEMPLATE = "chat_template.jinja"
 MOST = 1_000_000  # characters, of a template and of what it writes
@@ -69,13 +70,11 @@ def _template(folder: Path) -> str:
     try:
         found: Any = bounded(path, 4 * MOST).decode()  # a character has four bytes at most
     except FileNotFoundError:
-        found = json_object(folder / "tokenizer_config.json").get("chat_template")
+        found = optional_object(folder / TOKENIZER).get("chat_template")
     except UnicodeDecodeError:
         raise SessionError(f"{path}: not a text in UTF-8") from None
-    except FileError as error:
-        raise SessionError(str(error)) from None
-    except OSError as error:
-        raise SessionError(f"{path}: {error.strerror}") from None
+    except (FileError, OSError) as error:
+        raise SessionError(reason(path, error)) from None
     if isinstance(found, list):
         named = [entry for entry in found if isinstance(entry, dict)]
         found = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)

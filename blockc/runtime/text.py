@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from blockc.basics.jsonfile import FileError, bounded
-from blockc.basics.jsonfile import json_object as _json_object
+from blockc.basics.jsonfile import FileError, bounded, json_object, reason
 from blockc.runtime.opening import SessionError
 from blockc.weights.special import FILES, GENERATION, TOKENIZER, TOKENS, SpecialError, special_ids, special_token
 
@@ -33,7 +32,7 @@ class Tokenizer:
         self.known: Any = _tokenizer(folder / "tokenizer.json")
         self.known.no_truncation()
         self.known.no_padding()
-        files = {name: json_object(folder / name) for name in FILES}
+        files = {name: optional_object(folder / name) for name in FILES}
         try:
             self.stop = special_ids("eos", files, self.known.token_to_id, vocab, folder)
         except SpecialError as error:
@@ -109,7 +108,7 @@ def _tokenizer(path: Path) -> Any:
             "the ids of tokens"
         ) from None
     except (FileError, OSError) as error:
-        raise SessionError(_plain(path, error)) from None
+        raise SessionError(reason(path, error)) from None
     try:
         return tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # what the package raises has no type of its own
@@ -125,15 +124,11 @@ def _kinds(decoder: Any) -> Iterator[str]:
         steps += step.get("decoders", [])
 
 
-def json_object(path: Path) -> dict[str, Any]:
+def optional_object(path: Path) -> dict[str, Any]:
     """Empty where there is no such file. Raises SessionError."""
     try:
-        return _json_object(path)
+        return json_object(path)
     except FileNotFoundError:
         return {}
     except (FileError, OSError) as error:
-        raise SessionError(_plain(path, error)) from None
-
-
-def _plain(path: Path, error: Exception) -> str:
-    return f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise SessionError(reason(path, error)) from None

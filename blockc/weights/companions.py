@@ -5,12 +5,11 @@ config.json is not among them: the spec, which it must not contradict, stands in
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from blockc.basics.errors import CheckpointError
-from blockc.basics.jsonfile import FileError, bounded, json_object, parsed
+from blockc.basics.jsonfile import FileError, bounded, json_object, parsed, reason, written
 from blockc.weights.special import CONFIG, GENERATION, TOKENIZER, TOKENS, SpecialError, completed
 
 COMPANIONS = ("tokenizer.json", TOKENIZER, TOKENS, GENERATION, "chat_template.jinja")
@@ -24,7 +23,7 @@ def companions(folder: Path) -> dict[str, bytes]:
 
 
 def with_config(folder: Path, held: dict[str, bytes]) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """With the special tokens that config.json alone names, as generation_config.json has them; what to tell of it.
+    """(The companions, with generation_config.json completed from config.json; a note for each change.)
 
     Raises CheckpointError, also where either file names a token at the end of a text that the model does not have.
     """
@@ -33,7 +32,7 @@ def with_config(folder: Path, held: dict[str, bytes]) -> tuple[dict[str, bytes],
         made, told = completed(generation, _config(folder / CONFIG), folder)
     except SpecialError as error:
         raise CheckpointError(str(error)) from None
-    return (held if made is None else {**held, GENERATION: (json.dumps(made, indent=2) + "\n").encode()}), told
+    return (held if made is None else {**held, GENERATION: written(made)}), told
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -42,13 +41,13 @@ def _config(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (FileError, OSError) as error:
-        raise CheckpointError(_plain(path, error)) from None
+        raise CheckpointError(reason(path, error)) from None
 
 
 def _companion(folder: Path, name: str) -> bytes | None:
     path = folder / name
     if path.is_symlink():
-        _refuse_strange(path)
+        _refuse_link_out(path)
     try:
         data = bounded(path, MAX_COMPANION)
         if path.suffix == ".json":
@@ -60,11 +59,11 @@ def _companion(folder: Path, name: str) -> bytes | None:
     except UnicodeDecodeError:
         raise CheckpointError(f"{path}: not a text in UTF-8") from None
     except (FileError, OSError) as error:
-        raise CheckpointError(_plain(path, error)) from None
+        raise CheckpointError(reason(path, error)) from None
     return data
 
 
-def _refuse_strange(path: Path) -> None:
+def _refuse_link_out(path: Path) -> None:
     """A link may lead to a file of the same folder, or to a blob, as the Hub's cache has them. Raises CheckpointError.
 
     These files are copied: another link could put any file of this machine into a build.
@@ -74,7 +73,3 @@ def _refuse_strange(path: Path) -> None:
         raise CheckpointError(f"{path}: a link to {target}, which is not there")
     if not target.is_relative_to(folder) and target.parent.name != "blobs":
         raise CheckpointError(f"{path}: a link that leaves the checkpoint, to {target}: put a copy of the file there")
-
-
-def _plain(path: Path, error: Exception) -> str:
-    return f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)

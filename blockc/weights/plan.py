@@ -221,7 +221,7 @@ def _own(function: Function) -> Layout:
 def _compared(
     match: Matched, checkpoint: Checkpoint, found: Mapping[str, Source]
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """(What is tied and equal; what is unlike that which it is tied to.)"""
+    """(Tied tensors that are equal; a fault for each that differs from its tie.)"""
     equal: list[tuple[str, str]] = []
     unlike: list[str] = []
     for name, target in match.tied.items():

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -22,6 +21,7 @@ import numpy as np
 
 from blockc.basics.errors import CheckpointError, listed, shown
 from blockc.basics.floats import FLOATS
+from blockc.basics.jsonfile import FileError, bounded, parsed, reason
 from blockc.ir import Array
 
 Shape = tuple[int, ...]
@@ -166,11 +166,13 @@ def files_stored(paths: Iterable[Path]) -> tuple[dict[str, Stored], list[FileFac
 
 
 def _sharded(index: Path) -> tuple[dict[str, Stored], list[FileFacts]]:
-    if not index.is_file():
-        raise CheckpointError(f"{index.parent} holds neither model.safetensors nor {index.name}")
-    if index.stat().st_size > MAX_HEADER:
-        raise CheckpointError(f"{index}: longer than {MAX_HEADER} bytes")
-    shards = _object(_json(index.read_bytes(), index).get("weight_map"))
+    try:
+        data = bounded(index, MAX_HEADER)
+    except FileNotFoundError:
+        raise CheckpointError(f"{index.parent} holds neither model.safetensors nor {index.name}") from None
+    except (FileError, OSError) as error:
+        raise CheckpointError(reason(index, error)) from None
+    shards = _object(_json(data, str(index)).get("weight_map"))
     if not shards:
         raise CheckpointError(f"{index}: has no weight_map, which names a .safetensors file beside it for each tensor")
     for name, file in shards.items():
@@ -206,7 +208,7 @@ def _file(path: Path) -> tuple[FileFacts, dict[str, Stored]]:
                 raise CheckpointError(f"{path}: not a safetensors file{what}")
             raise CheckpointError(f"{path}: a header of {length} bytes in a file of {size}")
         text = file.read(length)
-    header = _json(text, path)
+    header = _json(text, f"{path}: header")
     start = 8 + length
     header.pop("__metadata__", None)
     shapes = {name: _counts(_object(entry).get("shape")) or () for name, entry in header.items()}
@@ -267,23 +269,13 @@ def _object(value: object) -> dict[str, object]:
     return cast(dict[str, object], value) if isinstance(value, dict) else {}
 
 
-def _json(data: bytes, path: Path) -> dict[str, object]:
-    """A JSON object; a key that stands twice is refused at any depth."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if twice := [key for key, n in Counter(key for key, _ in pairs).items() if n > 1]:
-            raise CheckpointError(f"{path}: {shown(twice[0])} stands twice")
-        return dict(pairs)
-
-    this = f"{path}: not" if path.suffix == ".json" else f"{path}: the header is not"
+def _json(data: bytes, name: str) -> dict[str, object]:
+    """A JSON object in which no key stands twice. Raises CheckpointError, which says what else it is where it can."""
     try:
-        value = json.loads(data, object_pairs_hook=once)
-    except (ValueError, RecursionError):
+        return _object(parsed(data, name, once=True))
+    except FileError as error:
         what = "" if data.startswith(b"{") else foreign(data[:HEAD])
-        raise CheckpointError(f"{this} JSON{what}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{this} a JSON object")
-    return _object(cast(object, value))
+        raise CheckpointError(f"{error}{what}") from None
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from blockc.basics.errors import CheckpointError, listed, shown
+from blockc.basics.jsonfile import written
 from blockc.ir import Array
 from blockc.weights.gguf.metadata import Metadata
 from blockc.weights.gguf.tokenizer import generation_config, tokenizer_json
 from blockc.weights.safetensors import HEAD, Shape, foreign, without_elements
+from blockc.weights.special import GENERATION
 
 MAGIC = b"GGUF"
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
@@ -71,7 +73,7 @@ class GGUF:
         """tokenizer.json where the metadata says all of it, the ids of special tokens, and the chat template."""
         found: dict[str, bytes] = {}
         if ids := generation_config(self.values):
-            found["generation_config.json"] = (json.dumps(ids, indent=2) + "\n").encode()
+            found[GENERATION] = written(ids)
         if isinstance(template := self.values.get("tokenizer.chat_template"), str):
             found["chat_template.jinja"] = template.encode()
         if (tokenizer := tokenizer_json(self.values)) is not None:
