@@ -13,11 +13,12 @@ import pytest
 from blockc import api
 from blockc.basics.errors import CheckpointError
 from blockc.importing.unlike import Told, told, unlike
+from blockc.language.parts.mlp import TYPES
 from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import compiled
 from blockc.source import parse
 from tests.checkpoints import save, tensors, twin
-from tests.test_weights import CASES
+from tests.test_weights import CASES, GPT2
 
 
 def beside(folder: Path, config: Mapping[str, Any], case: str, context: int | None = 64) -> list[str]:
@@ -81,6 +82,21 @@ def test_a_config_that_says_otherwise_is_named(
     case: str, changed: dict[str, Any], lines: list[str], tmp_path: Path
 ) -> None:
     assert beside(tmp_path, config_of(case, **changed), case) == [f"unlike: {line}" for line in lines]
+
+
+# Each MLP's word, with a clamped one's numbers, and what its activation is called.
+MLPS = [*((word, act.name) for word, (act, _) in TYPES.items()),
+        ("swiglu_clamped, limit: 7, alpha: 1.702", "clamped_swiglu")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("type_", "word"), MLPS)
+def test_every_other_activation_is_unlike_the_files(type_: str, word: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("gpt2")))
+    text = GPT2.replace("gelu_tanh", type_)
+    lines = unlike(told(tmp_path / "config.json"), compiled(from_tree(parse(text, "spec.yaml"))).function, 64)
+    wanted = rf"unlike: activation_function .*gelu_tanh.*, and the spec's activation is {word}"
+    assert [line for line in lines if re.fullmatch(wanted, line)] == ([] if word == "gelu_tanh" else lines[:1])
+    assert bool(lines) is (type_ != "gelu_tanh")
 
 
 def test_a_value_that_no_spec_has_is_refused_at_its_line(tmp_path: Path) -> None:

@@ -26,9 +26,10 @@ from blockc.weights.gguf.metadata import Metadata
 from blockc.weights.gguf.rope import scalings
 from blockc.weights.gguf.said import Said
 from tests.checkpoints import ROOT, twin
+from tests.test_facts import MLPS
 from tests.test_gguf import write
 from tests.test_layouts import GGUF
-from tests.test_weights import CASES, GEMMA2, GPT_NEOX, LLAMA, OLMO2
+from tests.test_weights import CASES, GEMMA2, GPT2, GPT_NEOX, LLAMA, OLMO2
 
 library: Any = gguf
 initial: Any = ROPE_INIT_FUNCTIONS
@@ -257,6 +258,17 @@ def test_what_the_architecture_computes_is_compared() -> None:
     plain = function(GEMMA2.replace("embedding: {scale: sqrt_width}\n", ""))
     (line,) = misfits({}, plain, "gemma2")
     assert line == "unlike: embedding.scale of the architecture gemma2 is 8, and the spec's embedding.scale is none"
+
+
+OF_GPT2 = "unlike: activation of the architecture gpt2 is gelu_tanh, and the spec's activation is {}"
+
+
+@pytest.mark.parametrize(("type_", "word"), MLPS)
+def test_every_other_activation_is_unlike_that_of_the_architecture(type_: str, word: str) -> None:
+    of = function(GPT2.replace("bias: [up, down]}", "}").replace("gelu_tanh", type_))
+    assert misfits({}, of, "gpt2") == ([] if word == "gelu_tanh" else [OF_GPT2.format(word)])
+    parallel = function(GPT2.replace("placement: pre", "placement: parallel_one").replace("gelu_tanh", type_))
+    assert sum("parallel branches" in line for line in misfits({}, parallel, "gpt2")) == 1
 
 
 def test_gpt_neox_says_whether_its_branches_are_parallel() -> None:

@@ -12,31 +12,24 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from blockc.basics.errors import shown
-from blockc.ir import Function, Node, Op, called, functions, is_call, parameters
+from blockc.ir import Function, Node, called, functions, is_call, parameters
+from blockc.language.parts.mlp import ACTIVATIONS
 from blockc.ops import (
     Alibi,
     Attention,
-    ClampedSwiglu,
     Clip,
     DynamicScaling,
-    Gelu,
-    GeluTanh,
     LayerNorm,
     LinearScaling,
     Llama3Scaling,
     LongropeByLength,
     LongropeScaling,
-    QuickGelu,
-    Relu,
-    Relu2,
     RmsNorm,
     Rotary,
     RotaryTable,
     Scale,
-    Silu,
     Softcap,
     Visible,
-    Xielu,
     YarnScaling,
 )
 
@@ -52,11 +45,6 @@ _SCALINGS: Mapping[type, str | None] = {
     LongropeByLength: "longrope",
     DynamicScaling: "dynamic",
 }
-_WORDS: dict[type[Op], str] = {
-    Silu: "silu", Gelu: "gelu", GeluTanh: "gelu_tanh", Relu: "relu", Relu2: "relu2", ClampedSwiglu: "silu",
-    QuickGelu: "quick_gelu",
-    Xielu: "xielu",
-}  # fmt: skip
 
 
 def figures(function: Function) -> dict[str, set[Value]]:
@@ -114,8 +102,8 @@ def _figures(n: Node) -> Iterator[tuple[str, Value]]:
             yield "attention.clip", limit
         case Softcap(cap):
             yield "head.softcap", cap
-        case op if type(op) in _WORDS:
-            yield "activation", _WORDS[type(op)]
+        case op if isinstance(op, ACTIVATIONS):
+            yield "activation", op.name
         case _:
             pass
 

@@ -31,6 +31,7 @@ TYPES: dict[str, tuple[Op, bool]] = {
     "xielu": (Xielu(), False),
 }
 CLAMPED = "swiglu_clamped"  # its gate and its activation are one op, which has two numbers
+ACTIVATIONS = (*dict.fromkeys(type(act) for act, _ in TYPES.values()), ClampedSwiglu)  # every MLP has one of these
 
 
 class Mlp(Part):

@@ -14,29 +14,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from blockc.ir import Function, Node, Op, Value, called, functions, is_call, parameters
+from blockc.language.parts.mlp import ACTIVATIONS
 from blockc.ops import (
     Alibi,
     Attention,
-    ClampedSwiglu,
-    Gelu,
-    GeluTanh,
     LayerNorm,
-    Relu,
-    Relu2,
     RmsNorm,
     Rotary,
     RotaryTable,
     Scale,
-    Silu,
     Softcap,
     Visible,
 )
 
 Fact = int | float | str | bool | None
 Facts = Mapping[str, frozenset[Fact]]
-ACTIVATIONS: dict[type[Op], str] = {
-    Silu: "silu", Gelu: "gelu", GeluTanh: "gelu_tanh", Relu: "relu", Relu2: "relu2", ClampedSwiglu: "clamped silu",
-}  # fmt: skip
 OF_MODEL = (
     "vocab", "width", "depth", "embedding.scale", "head.scale", "head.softcap", "norm.eps of rms", "norm.eps of layer",
 )  # fmt: skip
@@ -136,8 +128,8 @@ def _facts(steps: Iterable[tuple[Node, tuple[Value, ...]]]) -> Iterator[tuple[st
                 yield "norm.eps of layer", norm.eps
             case Softcap(cap):
                 yield "head.softcap", cap
-            case op if type(op) in ACTIVATIONS:
-                yield "activation", ACTIVATIONS[type(op)]
+            case op if isinstance(op, ACTIVATIONS):
+                yield "activation", op.name
             case _:
                 pass
 
@@ -156,7 +148,7 @@ def _seen(mask: Op) -> Iterator[tuple[str, Fact]]:
 def _parallel(layer: Function) -> bool | None:
     """Whether no MLP of the layer reads what an attention of it gave; None where it does not have both."""
     attentions = {n for n in layer.nodes if _holds(n, (Attention,))}
-    mlps = [n for n in layer.nodes if _holds(n, tuple(ACTIVATIONS))]
+    mlps = [n for n in layer.nodes if _holds(n, ACTIVATIONS)]
     if not attentions or not mlps:
         return None
     return not attentions & _before(mlps)
