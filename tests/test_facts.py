@@ -12,6 +12,7 @@ import pytest
 
 from blockc import api
 from blockc.basics.errors import CheckpointError
+from blockc.importing.figures import by_layer, figures
 from blockc.importing.unlike import Told, told, unlike
 from blockc.language.parts.mlp import TYPES
 from blockc.language.spec import from_tree
@@ -183,6 +184,31 @@ parts: {before: {norm: {}}, other: {norm: {}}}
     ):
         model = compiled(from_tree(parse(f"{keys}block: {block}\n", "spec.yaml")))
         assert (unlike(said, model.function, 64) == []) is like, block
+
+
+def test_figures_do_not_go_by_what_parts_are_called() -> None:
+    """A norm's bias is none of a matrix, a matrix may bear any name, and a factor is what it scales."""
+    keys = """\
+blockc: 1
+name: x
+vocab: 64
+width: 32
+depth: 2
+context: 64
+embedding: {scale: 3}
+attention: {heads: 4, bias: [o], rope: {theta: 10000, pairing: half}}
+mlp: {type: gelu, width: 96, bias: [up]}
+norm: {type: layer, eps: 1e-5, bias: true}
+head: {tied: false, bias: true, scale: 0.5}
+parts: {before: {norm: {}}, behind: {norm: {}}, normal: {mlp: {}}}
+block: [{residual: [before, attention]}, {residual: [behind, normal]}]
+"""
+    function = compiled(from_tree(parse(keys, "spec.yaml"))).function
+    layer = by_layer(function)[1]
+    assert layer["biases"] == {"attention.o.bias", "normal.up.bias"} and layer["mlp.width"] == {96}
+    found = figures(function)
+    assert found["biases"] == {*layer["biases"], "head.bias"}
+    assert found["embedding.scale"] == {3} and found["head.scale"] == {0.5}
 
 
 def test_a_build_names_every_difference_and_writes_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from blockc.ir import Function, Node, called, is_call, parameters
+from blockc.ir import Function, Node, called, is_call, layers, parameters
 from blockc.language.algebra import Leaf, canonical, leaves
 from blockc.language.parts import PARTS
 from blockc.language.spec import Layer, written
@@ -36,7 +36,7 @@ class Side:
     @cached_property
     def calls(self) -> tuple[Node, ...]:
         """The layers, first to last."""
-        return tuple(n for n in self.function.nodes if is_call(n))
+        return layers(self.function)
 
     @cached_property
     def slots(self) -> dict[str, Slot]:

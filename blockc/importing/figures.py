@@ -6,13 +6,12 @@ A wrong theta, eps, window or number of heads changes no tensor's name and no sh
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
 from blockc.basics.errors import shown
-from blockc.ir import Function, Node, called, functions, is_call, parameters
+from blockc.ir import Function, Node, before, called, inline, is_call, layers, parameters
 from blockc.language.parts.mlp import ACTIVATIONS
 from blockc.ops import (
     Alibi,
@@ -20,6 +19,7 @@ from blockc.ops import (
     Clip,
     DynamicScaling,
     LayerNorm,
+    Linear,
     LinearScaling,
     Llama3Scaling,
     LongropeByLength,
@@ -58,24 +58,26 @@ def figures(function: Function) -> dict[str, set[Value]]:
 
 def by_layer(function: Function) -> dict[int | None, dict[str, set[Value]]]:
     """The same of each layer, masks and tables that it is handed among it; under None what stands outside of them."""
-    found: dict[int | None, dict[str, set[Value]]] = {}
+    calls = layers(function)
+    flat = {layer: inline(layer) for layer in dict.fromkeys(map(called, calls))}
+    outside = [n for n in function.nodes if not isinstance(n.op, Visible | RotaryTable | Alibi)]  # those are of layers
+    around = (each for n in outside for each in (*_figures(n), *_around(n)))
+    return {
+        **{i: _gathered(_layer(call, flat[called(call)])) for i, call in enumerate(calls)},
+        None: _gathered([*around, ("depth", len(calls)), *_sizes(function)]),
+    }
 
-    def say(layer: int | None, said: Iterable[tuple[str, Value]]) -> None:
-        for key, value in said:
-            found.setdefault(layer, {}).setdefault(key, set()).add(value)
 
-    for n in function.nodes:
-        if is_call(n) and (numbered := re.fullmatch(r"layers\.(\d+)", n.name)):
-            inner = [each for part in functions(called(n)) for each in part.nodes]
-            for each in (*inner, *(value.node for value in n.inputs[1:])):
-                say(int(numbered[1]), _figures(each))
-        elif not isinstance(n.op, Visible | RotaryTable | Alibi):  # which are of the layers that read them
-            say(None, [*_figures(n), *_around(n)])
-    for path, param in parameters(function).items():
-        say(*_of_parameter(path, param.shape))
-    layers = [layer for layer in found if layer is not None]
-    say(None, [("depth", len(layers)), *_sizes(function)])
+def _gathered(said: Iterable[tuple[str, Value]]) -> dict[str, set[Value]]:
+    found: dict[str, set[Value]] = {}
+    for key, value in said:
+        found.setdefault(key, set()).add(value)
     return found
+
+
+def _layer(call: Node, flat: Function) -> Iterator[tuple[str, Value]]:
+    for n in (*flat.nodes, *(value.node for value in call.inputs[1:])):
+        yield from _figures(n)
 
 
 def _figures(n: Node) -> Iterator[tuple[str, Value]]:
@@ -98,27 +100,22 @@ def _figures(n: Node) -> Iterator[tuple[str, Value]]:
         case RmsNorm() | LayerNorm() as norm:
             yield from (("norm.eps", norm.eps), ("norm.type", "rms" if isinstance(norm, RmsNorm) else "layer"))
             yield "norm.offset", norm.offset or 0.0
+        case Linear():
+            yield from (("biases", param.name) for param in n.params if param.role == "bias")
         case Clip(limit):
             yield "attention.clip", limit
         case Softcap(cap):
             yield "head.softcap", cap
         case op if isinstance(op, ACTIVATIONS):
-            yield "activation", op.name
+            yield from (("activation", op.name), ("mlp.width", n.inputs[0].type.shape[-1].value))
         case _:
             pass
 
 
 def _around(n: Node) -> Iterator[tuple[str, Value]]:
-    """What a number outside of the layers scales."""
+    """A factor before the layers is the embedding's, one behind them the logits'."""
     if isinstance(n.op, Scale):
-        yield "embedding.scale" if n.name == "scaled_embedding" else "head.scale", n.op.factor
-
-
-def _of_parameter(path: str, shape: tuple[int, ...]) -> tuple[int | None, list[tuple[str, Value]]]:
-    numbered = re.match(r"layers\.(\d+)\.(.+)", path)
-    layer, name = (int(numbered[1]), numbered[2]) if numbered else (None, path)
-    said: list[tuple[str, Value]] = [("biases", name)] if name.endswith(".bias") and "norm" not in name else []
-    return layer, [*said, *([("mlp.width", shape[0])] if layer is not None and name == "mlp.up.weight" else [])]
+        yield "head.scale" if any(map(is_call, before([n]))) else "embedding.scale", n.op.factor
 
 
 def _sizes(function: Function) -> Iterator[tuple[str, Value]]:

@@ -7,11 +7,11 @@ from blockc.ir.op import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, Stat
 from blockc.ir.printer import functions, render
 from blockc.ir.roll import Loop, period, roll
 from blockc.ir.types import Dtype, GraphError, Param, Type, tensor
-from blockc.ir.walk import inline, parameters
+from blockc.ir.walk import before, inline, layers, parameters
 
 __all__ = [
     "Array", "Arrays", "B", "Call", "Dim", "Dtype", "Function", "GraphError", "Input", "Interner", "Loop", "M", "Node",
     "OnnxBuilder", "OnnxValue", "Op", "P", "Param", "S", "Sample", "State", "T", "TokenAxes", "Type", "Value", "apply",
-    "called", "dim", "expect", "functions", "inline", "is_call", "node", "parameters", "period", "product", "render",
-    "roll", "symbol", "tensor",
+    "before", "called", "dim", "expect", "functions", "inline", "is_call", "layers", "node", "parameters", "period",
+    "product", "render", "roll", "symbol", "tensor",
 ]  # fmt: skip

@@ -1,12 +1,28 @@
-"""Walks over nested functions: the parameters by path, and the flat form that ONNX is."""
+"""Walks over nested functions: the layers, the parameters by path, and the flat form that ONNX is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from blockc.ir.call import called, is_call
 from blockc.ir.nodes import Function, Node, Param, Value
+
+
+def layers(root: Function) -> tuple[Node, ...]:
+    """The calls of a model's layers, first to last: a root calls nothing else."""
+    return tuple(n for n in root.nodes if is_call(n))
+
+
+def before(nodes: Iterable[Node]) -> set[Node]:
+    """All that these read, and what that reads."""
+    todo, found = list(nodes), set[Node]()
+    while todo:
+        for value in todo.pop().inputs:
+            if value.node not in found:
+                found.add(value.node)
+                todo.append(value.node)
+    return found
 
 
 def parameters(function: Function) -> dict[str, Param]:

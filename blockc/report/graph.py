@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from blockc.ir import Function, Node, Param, Type, Value, called, inline, is_call, product
+from blockc.ir import Function, Node, Param, Type, Value, called, inline, is_call, layers, product
 from blockc.ops import Alibi, LayerNorm, RmsNorm, Visible, VisibleBothWays
 from blockc.passes import with_cache
 
@@ -46,7 +46,7 @@ class Graph:
     @cached_property
     def calls(self) -> tuple[Node, ...]:
         """Each layer's call."""
-        return tuple(n for n in self.root.nodes if is_call(n))
+        return layers(self.root)
 
     @cached_property
     def first(self) -> dict[str, str]:

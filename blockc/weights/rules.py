@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from blockc.basics.errors import CheckpointError, listed, shown
-from blockc.ir import Array, Function, Param, called, functions, is_call, parameters
+from blockc.ir import Array, Function, Param, called, functions, layers, parameters
 from blockc.layouts import Item, Layout, LayoutError
 from blockc.layouts.wrapper import Spelling, wrapper
 from blockc.ops import Attention, Rotary, RotaryInterleaved
@@ -167,10 +167,9 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
 def _alike_layers(function: Function) -> dict[int, list[int]]:
     """The layers that are one function, under the first of them."""
     found: dict[Function, list[int]] = {}
-    for n in function.nodes:
-        if is_call(n) and (numbered := re.fullmatch(r"layers\.(\d+)", n.name)):
-            found.setdefault(called(n), []).append(int(numbered[1]))
-    return {layers[0]: layers for layers in found.values()}
+    for i, call in enumerate(layers(function)):
+        found.setdefault(called(call), []).append(i)
+    return {alike[0]: alike for alike in found.values()}
 
 
 def _plus(item: Item, spots: list[int], params: Mapping[str, Param]) -> tuple[float, list[str]]:

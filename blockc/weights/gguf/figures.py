@@ -9,11 +9,10 @@ norm.eps of rms, norm.eps of layer                                      of both
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from blockc.ir import Function, Node, Op, Value, called, functions, is_call, parameters
+from blockc.ir import Function, Node, Op, Value, before, called, functions, is_call, layers, parameters
 from blockc.language.parts.mlp import ACTIVATIONS
 from blockc.ops import (
     Alibi,
@@ -64,15 +63,9 @@ class Figures:
 
 
 def figures(root: Function) -> Figures:
-    params = parameters(root)
-    widths: dict[int, set[Fact]] = {}
-    for path, param in params.items():
-        if found := re.fullmatch(r"layers\.(\d+)\.mlp\.up\.weight", path):
-            widths.setdefault(int(found[1]), set()).add(param.shape[0])
-    layers = [n for n in root.nodes if is_call(n) and re.fullmatch(r"layers\.\d+", n.name)]
-    facts = (*_sizes(root, len(layers)), *_scales(root), *_facts((n, n.inputs) for n in root.nodes))
-    model = _gathered(OF_MODEL, facts)
-    return Figures(model, tuple(_layer(n, widths.get(i, set())) for i, n in enumerate(layers)))
+    calls = layers(root)
+    facts = (*_sizes(root, len(calls)), *_scales(root), *_facts((n, n.inputs) for n in root.nodes))
+    return Figures(_gathered(OF_MODEL, facts), tuple(map(_layer, calls)))
 
 
 def _sizes(root: Function, depth: int) -> Iterator[tuple[str, Fact]]:
@@ -86,12 +79,12 @@ def _scales(root: Function) -> Iterator[tuple[str, Fact]]:
     """A factor before the layers is the embedding's, one behind them the logits'."""
     for n in root.nodes:
         if isinstance(n.op, Scale):
-            yield "head.scale" if any(is_call(each) for each in _before([n])) else "embedding.scale", n.op.factor
+            yield "head.scale" if any(map(is_call, before([n]))) else "embedding.scale", n.op.factor
 
 
-def _layer(call: Node, widths: set[Fact]) -> Layer:
+def _layer(call: Node) -> Layer:
     steps = list(_steps(called(call), call.inputs))
-    facts = [*_facts(steps), *(("mlp.width", width) for width in widths)]
+    facts = list(_facts(steps))
     if (parallel := _parallel(called(call))) is not None:
         facts.append(("parallel branches", parallel))
     facts += [("residual_scale", n.op.factor) for n, _ in steps if isinstance(n.op, Scale)]
@@ -129,7 +122,7 @@ def _facts(steps: Iterable[tuple[Node, tuple[Value, ...]]]) -> Iterator[tuple[st
             case Softcap(cap):
                 yield "head.softcap", cap
             case op if isinstance(op, ACTIVATIONS):
-                yield "activation", op.name
+                yield from (("activation", op.name), ("mlp.width", n.inputs[0].type.shape[-1].value))
             case _:
                 pass
 
@@ -151,18 +144,7 @@ def _parallel(layer: Function) -> bool | None:
     mlps = [n for n in layer.nodes if _holds(n, ACTIVATIONS)]
     if not attentions or not mlps:
         return None
-    return not attentions & _before(mlps)
-
-
-def _before(nodes: list[Node]) -> set[Node]:
-    """All that these read, and what that reads."""
-    todo, before = list(nodes), set[Node]()
-    while todo:
-        for value in todo.pop().inputs:
-            if value.node not in before:
-                before.add(value.node)
-                todo.append(value.node)
-    return before
+    return not attentions & before(mlps)
 
 
 def _holds(n: Node, kinds: tuple[type[Op], ...]) -> bool:
