@@ -12,6 +12,7 @@ import pytest
 
 from blockc import api
 from blockc.basics.errors import CheckpointError
+from blockc.importing import from_config
 from blockc.importing.figures import by_layer, figures
 from blockc.importing.unlike import Told, told, unlike
 from blockc.language.parts.mlp import TYPES
@@ -195,7 +196,8 @@ vocab: 64
 width: 32
 depth: 2
 context: 64
-embedding: {scale: 3}
+embedding: {scale: 3, width: 16}
+positions: {type: learned}
 attention: {heads: 4, bias: [o], rope: {theta: 10000, pairing: half}}
 mlp: {type: gelu, width: 96, bias: [up]}
 norm: {type: layer, eps: 1e-5, bias: true}
@@ -209,6 +211,21 @@ block: [{residual: [before, attention]}, {residual: [behind, normal]}]
     found = figures(function)
     assert found["biases"] == {*layer["biases"], "head.bias"}
     assert found["embedding.scale"] == {3} and found["head.scale"] == {0.5}
+    assert found["vocab"] == {64} and found["width"] == {32} and found["head.tied"] == {False}
+    tied = compiled(from_tree(parse(keys.replace("tied: false", "tied: true"), "spec.yaml"))).function
+    assert figures(tied) == found | {"head.tied": {True}}
+
+
+def test_what_scales_a_branch_is_named(tmp_path: Path) -> None:
+    config = {"model_type": "granite", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96,
+              "num_hidden_layers": 2, "num_attention_heads": 4, "residual_multiplier": 0.5}  # fmt: skip
+    said = json.dumps(config)
+    ours = compiled(from_tree(from_config(said.encode(), "config.json", "x").tree)).function
+    file = tmp_path / "config.json"
+    file.write_text(said.replace("0.5", "0.25"))
+    (line,) = unlike(told(file), ours, 64)
+    assert line.startswith("unlike: residual_multiplier is 0.25 (")
+    assert line.endswith(", and the spec's residual_scale is 0.5")
 
 
 def test_a_build_names_every_difference_and_writes_nothing(tmp_path: Path) -> None:

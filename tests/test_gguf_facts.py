@@ -75,6 +75,7 @@ def test_what_a_converter_writes_of_a_model_fits_it() -> None:
         ("attention.value_length", 32, "32, and the spec's attention.head_dim is 16"),
         ("attention.scale", 0.5, "0.5, and the spec's attention.scale is 0.25"),
         ("attention.max_alibi_bias", 8.0, "8, and the spec's attention.alibi.max_bias is none"),
+        ("attention.clamp_kqv", 8.0, "8, and the spec's attention.clip is none"),
         ("attn_logit_softcapping", 50.0, "50, and the spec's attention.softcap is none"),
         ("final_logit_softcapping", 30.0, "30, and the spec's head.softcap is none"),
         ("block_count", 3, "3, and the spec's depth is 2"),
@@ -103,7 +104,8 @@ def test_a_list_has_a_value_for_each_layer() -> None:
     "said",
     [
         {"attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0, "attention.scale": 0.0},
-        {"attention.layer_norm_epsilon": 0.0, "attention.max_alibi_bias": 0.0, "attention.key_length_swa": 0},
+        {"attention.layer_norm_epsilon": 0.0, "attention.max_alibi_bias": 0.0, "attention.clamp_kqv": 0.0},
+        {"attention.key_length_swa": 0},
         {"logit_scale": 0.0, "residual_scale": 0.0, "embedding_scale": 0.0, "rope.dimension_sections": [0, 0, 0, 0]},
         {"rope.scaling.yarn_ext_factor": -1.0, "rope.scaling.yarn_log_multiplier": 0.0, "rope.scale_linear": 1.0},
         {"rope.scaling.type": None, "rope.scaling.factor": 0.0},
@@ -255,6 +257,11 @@ def test_what_the_architecture_computes_is_compared() -> None:
         "unlike: embedding.scale of the architecture llama is none, and the spec's embedding.scale is 2",
         "unlike: residual_scale of the architecture llama is none, and the spec's residual_scale is 0.5",
     ]
+    clipped = function(LLAMA.replace("attention: {", "attention: {clip: 8, "))
+    assert misfits({}, clipped) == [
+        "unlike: attention.clip of the architecture llama is none, and the spec's attention.clip is 8"
+    ]
+    assert misfits({"attention.clamp_kqv": 8.0}, clipped) == []
     plain = function(GEMMA2.replace("embedding: {scale: sqrt_width}\n", ""))
     (line,) = misfits({}, plain, "gemma2")
     assert line == "unlike: embedding.scale of the architecture gemma2 is 8, and the spec's embedding.scale is none"
@@ -301,7 +308,7 @@ def test_an_unknown_key_that_may_change_the_function_is_refused(key: str) -> Non
 @pytest.mark.parametrize(
     ("key", "value"),
     [("logit_scale", 0.0625), ("residual_scale", 0.22), ("embedding_scale", 12.0), ("attention.causal", False),
-     ("attention.clamp_kqv", 8.0), ("expert_count", 8), ("rope.scaling.yarn_log_multiplier", 0.1),
+     ("expert_count", 8), ("rope.scaling.yarn_log_multiplier", 0.1),
      ("rope.dimension_sections", [16, 24, 24, 0]), ("ssm.conv_kernel", 4), ("attention.temperature_scale", 0.1)],
 )  # fmt: skip
 def test_a_key_of_what_no_architecture_here_computes_is_refused(key: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from blockc.basics.errors import shown
-from blockc.ir import Function, Node, before, called, inline, is_call, layers, parameters
+from blockc.ir import Function, Node, Value, before, called, inline, is_call, layers
 from blockc.language.parts.mlp import ACTIVATIONS
 from blockc.ops import (
     Alibi,
@@ -33,7 +33,7 @@ from blockc.ops import (
     YarnScaling,
 )
 
-Value = int | float | str | bool | tuple[float, ...] | None
+Fact = int | float | str | bool | tuple[float, ...] | None
 CLOSE = 1e-6  # a file's float is one of 32 bits
 
 _SCALINGS: Mapping[type, str | None] = {
@@ -47,45 +47,46 @@ _SCALINGS: Mapping[type, str | None] = {
 }
 
 
-def figures(function: Function) -> dict[str, set[Value]]:
+def figures(function: Function) -> dict[str, set[Fact]]:
     """By the spec's key, the values that the function computes with: several where its layers differ."""
-    found: dict[str, set[Value]] = {}
+    found: dict[str, set[Fact]] = {}
     for values in by_layer(function).values():
         for key, each in values.items():
             found.setdefault(key, set()).update(each)
     return found
 
 
-def by_layer(function: Function) -> dict[int | None, dict[str, set[Value]]]:
+def by_layer(function: Function) -> dict[int | None, dict[str, set[Fact]]]:
     """The same of each layer, masks and tables that it is handed among it; under None what stands outside of them."""
     calls = layers(function)
     flat = {layer: inline(layer) for layer in dict.fromkeys(map(called, calls))}
     outside = [n for n in function.nodes if not isinstance(n.op, Visible | RotaryTable | Alibi)]  # those are of layers
     around = (each for n in outside for each in (*_figures(n), *_around(n)))
     return {
-        **{i: _gathered(_layer(call, flat[called(call)])) for i, call in enumerate(calls)},
-        None: _gathered([*around, ("depth", len(calls)), *_sizes(function)]),
+        **{i: gathered(_layer(call, flat[called(call)])) for i, call in enumerate(calls)},
+        None: gathered([*around, ("depth", len(calls)), *_sizes(function)]),
     }
 
 
-def _gathered(said: Iterable[tuple[str, Value]]) -> dict[str, set[Value]]:
-    found: dict[str, set[Value]] = {}
+def gathered(said: Iterable[tuple[str, Fact]]) -> dict[str, set[Fact]]:
+    found: dict[str, set[Fact]] = {}
     for key, value in said:
         found.setdefault(key, set()).add(value)
     return found
 
 
-def _layer(call: Node, flat: Function) -> Iterator[tuple[str, Value]]:
+def _layer(call: Node, flat: Function) -> Iterator[tuple[str, Fact]]:
     for n in (*flat.nodes, *(value.node for value in call.inputs[1:])):
         yield from _figures(n)
+        if isinstance(n.op, Scale):
+            yield "residual_scale", n.op.factor
 
 
-def _figures(n: Node) -> Iterator[tuple[str, Value]]:
+def _figures(n: Node) -> Iterator[tuple[str, Fact]]:
     match n.op:
         case Attention(heads, kv_heads, scale, softcap):
-            head_dim = n.inputs[0].type.shape[-1].value
             yield from (("attention.heads", heads), ("attention.kv_heads", kv_heads))
-            yield from (("attention.head_dim", head_dim), ("attention.scale", scale))
+            yield from (("attention.head_dim", _wide(n.inputs[0])), ("attention.scale", scale))
             yield "attention.softcap", softcap
         case Rotary(width, head_dim) as rotary:
             yield from (("attention.rope.dims", width), ("attention.rope.dims over head_dim", width / head_dim))
@@ -93,7 +94,7 @@ def _figures(n: Node) -> Iterator[tuple[str, Value]]:
         case RotaryTable() as table:
             yield from _rope(table)
         case Visible(window):
-            yield "attention.window", window
+            yield from (("attention.window", window), ("attention.alibi.max_bias", None))
         case Alibi(window=window) as slopes:
             yield from (("attention.window", window), ("attention.alibi.max_bias", slopes.max_bias))
             yield "attention.alibi.scale", slopes.scale
@@ -107,26 +108,30 @@ def _figures(n: Node) -> Iterator[tuple[str, Value]]:
         case Softcap(cap):
             yield "head.softcap", cap
         case op if isinstance(op, ACTIVATIONS):
-            yield from (("activation", op.name), ("mlp.width", n.inputs[0].type.shape[-1].value))
+            yield from (("activation", op.name), ("mlp.width", _wide(n.inputs[0])))
         case _:
             pass
 
 
-def _around(n: Node) -> Iterator[tuple[str, Value]]:
+def _around(n: Node) -> Iterator[tuple[str, Fact]]:
     """A factor before the layers is the embedding's, one behind them the logits'."""
     if isinstance(n.op, Scale):
         yield "head.scale" if any(map(is_call, before([n]))) else "embedding.scale", n.op.factor
 
 
-def _sizes(function: Function) -> Iterator[tuple[str, Value]]:
-    params = parameters(function)
-    yield "head.tied", "head.weight" not in params
-    if (table := params.get("embedding.weight")) is not None:
-        inwards = params.get("project_in.weight")
-        yield from (("vocab", table.shape[0]), ("width", inwards.shape[0] if inwards else table.shape[1]))
+def _sizes(function: Function) -> Iterator[tuple[str, Fact]]:
+    """The stream is as wide as the first layer's input, and the logits as the vocab. A head is tied to a table."""
+    (_, logits), calls = function.outputs[0], layers(function)
+    yield from (("vocab", _wide(logits)), *(("width", _wide(first.inputs[0])) for first in calls[:1]))
+    matrices = (param for n in function.nodes if isinstance(n.op, Linear) for param in n.params)
+    yield "head.tied", any(param.role == "table" for param in matrices)
 
 
-def _rope(table: RotaryTable) -> Iterator[tuple[str, Value]]:
+def _wide(value: Value) -> int | None:
+    return value.type.shape[-1].value
+
+
+def _rope(table: RotaryTable) -> Iterator[tuple[str, Fact]]:
     yield "attention.rope.theta", table.theta
     scaling = table.scaling
     moving = table.theta ** (-2.0 * np.arange(table.pairs) / table.over)
@@ -148,7 +153,7 @@ def _rope(table: RotaryTable) -> Iterator[tuple[str, Value]]:
             pass
 
 
-def same(a: Value, b: Value) -> bool:
+def same(a: Fact, b: Fact) -> bool:
     match a, b:
         case tuple(), tuple():
             return len(a) == len(b) and all(map(same, a, b))
@@ -158,7 +163,7 @@ def same(a: Value, b: Value) -> bool:
             return a == b
 
 
-def text(value: Value) -> str:
+def text(value: Fact) -> str:
     match value:
         case None:
             return "none"

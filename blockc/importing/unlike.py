@@ -15,7 +15,7 @@ from blockc.basics.errors import CheckpointError
 from blockc.basics.jsonfile import FileError, bounded
 from blockc.graph.build import build
 from blockc.importing import CONFIG, Imported, from_tree_of, has_map
-from blockc.importing.figures import Value, by_layer, figures, same, text
+from blockc.importing.figures import Fact, by_layer, figures, same, text
 from blockc.importing.same import ops, same_function
 from blockc.ir import Function, GraphError
 from blockc.language.algebra import elaborate
@@ -145,27 +145,27 @@ def _figures(said: Told, ours: Function, theirs: Function, context: int) -> Iter
             yield f"unlike: {_named(said, key, a)} in {where}, and the spec's {key} is {_values(b)} there"
 
 
-def _apart(left: Mapping[str, set[Value]], right: Mapping[str, set[Value]]) -> list[str]:
+def _apart(left: Mapping[str, set[Fact]], right: Mapping[str, set[Fact]]) -> list[str]:
     keys = [key for key in dict.fromkeys((*left, *right)) if key not in _FOLLOWS]
     return [key for key in keys if not _alike(left.get(key, {None}), right.get(key, {None}))]
 
 
-def _hiding(found: Mapping[str, set[Value]], context: int) -> dict[str, set[Value]]:
+def _hiding(found: Mapping[str, set[Fact]], context: int) -> dict[str, set[Fact]]:
     """Windows that hide something within the context."""
     key = "attention.window"
     windows = {None if isinstance(each, int) and each >= context else each for each in found.get(key, ())}
     return {**found, key: windows} if windows else dict(found)
 
 
-def _alike(one: set[Value], other: set[Value]) -> bool:
+def _alike(one: set[Fact], other: set[Fact]) -> bool:
     return all(any(same(a, b) for b in other) for a in one) and all(any(same(a, b) for a in one) for b in other)
 
 
-def _values(values: set[Value]) -> str:
+def _values(values: set[Fact]) -> str:
     return " and ".join(sorted(map(text, values)))
 
 
-def _named(said: Told, key: str, values: set[Value]) -> str:
+def _named(said: Told, key: str, values: set[Fact]) -> str:
     """The key of config.json that a figure comes from, its value and its place; or whose default it is."""
     imported = said.imported
     assert imported is not None

@@ -1,10 +1,7 @@
-"""What a graph computes with, by the spec's keys: of the model, and of each layer.
+"""The figures of a graph that a GGUF file tells of: those of an import, and three more.
 
-vocab, width, depth, embedding.scale, head.scale, head.softcap          of the model
-attention.heads, kv_heads, head_dim, scale, softcap, window,
-attention.alibi.max_bias, mlp.width, activation, parallel branches,
-residual_scale                                                          of a layer
-norm.eps of rms, norm.eps of layer                                      of both
+These are which kind of norm an eps is of, whether branches are parallel, and how much of a head is turned, by
+which table. A figure that nothing has is none.
 """
 
 from __future__ import annotations
@@ -12,29 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from blockc.ir import Function, Node, Op, Value, before, called, functions, is_call, layers, parameters
+from blockc.importing.figures import Fact, by_layer, gathered
+from blockc.ir import Function, Node, before, called, inline, layers
 from blockc.language.parts.mlp import ACTIVATIONS
-from blockc.ops import (
-    Alibi,
-    Attention,
-    LayerNorm,
-    RmsNorm,
-    Rotary,
-    RotaryTable,
-    Scale,
-    Softcap,
-    Visible,
-)
+from blockc.ops import Attention, LayerNorm, RmsNorm, Rotary, RotaryTable
 
-Fact = int | float | str | bool | None
 Facts = Mapping[str, frozenset[Fact]]
 OF_MODEL = (
     "vocab", "width", "depth", "embedding.scale", "head.scale", "head.softcap", "norm.eps of rms", "norm.eps of layer",
 )  # fmt: skip
 OF_LAYERS = (
     "attention.heads", "attention.kv_heads", "attention.head_dim", "attention.scale", "attention.softcap",
-    "attention.window", "attention.alibi.max_bias", "mlp.width", "activation", "parallel branches", "residual_scale",
-    "norm.eps of rms", "norm.eps of layer",
+    "attention.window", "attention.alibi.max_bias", "attention.clip", "mlp.width", "activation",
+    "parallel branches", "residual_scale", "norm.eps of rms", "norm.eps of layer",
 )  # fmt: skip
 
 
@@ -63,98 +50,37 @@ class Figures:
 
 
 def figures(root: Function) -> Figures:
-    calls = layers(root)
-    facts = (*_sizes(root, len(calls)), *_scales(root), *_facts((n, n.inputs) for n in root.nodes))
-    return Figures(_gathered(OF_MODEL, facts), tuple(map(_layer, calls)))
+    found, calls = by_layer(root), layers(root)
+    flat = {layer: inline(layer) for layer in dict.fromkeys(map(called, calls))}
+    own = {layer: gathered([*_norms(inner.nodes), *_branches(inner)]) for layer, inner in flat.items()}
+    model = _known(OF_MODEL, found[None] | gathered(_norms(root.nodes)))
+    each = (
+        Layer(_known(OF_LAYERS, found[i] | own[called(call)]), frozenset(_turned(call, flat[called(call)])))
+        for i, call in enumerate(calls)
+    )
+    return Figures(model, tuple(each))
 
 
-def _sizes(root: Function, depth: int) -> Iterator[tuple[str, Fact]]:
-    params = parameters(root)
-    table, inwards = params["embedding.weight"], params.get("project_in.weight")
-    yield from (("depth", depth), ("vocab", table.shape[0]))
-    yield "width", inwards.shape[0] if inwards else table.shape[1]
+def _norms(nodes: Iterable[Node]) -> Iterator[tuple[str, Fact]]:
+    for n in nodes:
+        if isinstance(n.op, RmsNorm | LayerNorm):
+            yield f"norm.eps of {'rms' if isinstance(n.op, RmsNorm) else 'layer'}", n.op.eps
 
 
-def _scales(root: Function) -> Iterator[tuple[str, Fact]]:
-    """A factor before the layers is the embedding's, one behind them the logits'."""
-    for n in root.nodes:
-        if isinstance(n.op, Scale):
-            yield "head.scale" if any(map(is_call, before([n]))) else "embedding.scale", n.op.factor
+def _branches(layer: Function) -> Iterator[tuple[str, Fact]]:
+    """Whether no MLP of the layer reads what an attention of it gave; nothing where it does not have both."""
+    attentions = {n for n in layer.nodes if isinstance(n.op, Attention)}
+    activated = [n for n in layer.nodes if isinstance(n.op, ACTIVATIONS)]
+    if attentions and activated:
+        yield "parallel branches", not attentions & before(activated)
 
 
-def _layer(call: Node) -> Layer:
-    steps = list(_steps(called(call), call.inputs))
-    facts = list(_facts(steps))
-    if (parallel := _parallel(called(call))) is not None:
-        facts.append(("parallel branches", parallel))
-    facts += [("residual_scale", n.op.factor) for n, _ in steps if isinstance(n.op, Scale)]
-    turned = {
-        Turned(table, n.op.width)
-        for n, inputs in steps
-        if isinstance(n.op, Rotary) and isinstance(table := inputs[1].node.op, RotaryTable)
-    }
-    return Layer(_gathered(OF_LAYERS, facts), frozenset(turned))
+def _turned(call: Node, layer: Function) -> Iterator[Turned]:
+    given = dict(zip(layer.inputs, call.inputs, strict=True))
+    for n in layer.nodes:
+        if isinstance(n.op, Rotary) and isinstance(table := given[n.inputs[1].node].node.op, RotaryTable):
+            yield Turned(table, n.op.width)
 
 
-def _steps(function: Function, given: tuple[Value, ...]) -> Iterator[tuple[Node, tuple[Value, ...]]]:
-    """Every node below, with its inputs as far as they come from outside."""
-    outside = dict(zip(function.inputs, given, strict=True))
-    for n in function.nodes:
-        inputs = tuple(outside.get(value.node, value) for value in n.inputs)
-        if is_call(n):
-            yield from _steps(called(n), inputs)
-        else:
-            yield n, inputs
-
-
-def _facts(steps: Iterable[tuple[Node, tuple[Value, ...]]]) -> Iterator[tuple[str, Fact]]:
-    for n, inputs in steps:
-        match n.op:
-            case Attention(heads, kv_heads, scale, softcap):
-                yield from (("attention.heads", heads), ("attention.kv_heads", kv_heads))
-                yield from (("attention.head_dim", n.inputs[0].type.shape[-1].value), ("attention.scale", scale))
-                yield "attention.softcap", softcap
-                yield from _seen(inputs[3].node.op)
-            case RmsNorm() as norm:
-                yield "norm.eps of rms", norm.eps
-            case LayerNorm() as norm:
-                yield "norm.eps of layer", norm.eps
-            case Softcap(cap):
-                yield "head.softcap", cap
-            case op if isinstance(op, ACTIVATIONS):
-                yield from (("activation", op.name), ("mlp.width", n.inputs[0].type.shape[-1].value))
-            case _:
-                pass
-
-
-def _seen(mask: Op) -> Iterator[tuple[str, Fact]]:
-    """What an attention's mask hides, and what it adds to the scores."""
-    match mask:
-        case Visible(window):
-            yield from (("attention.window", window), ("attention.alibi.max_bias", None))
-        case Alibi(max_bias=bias, window=window):
-            yield from (("attention.window", window), ("attention.alibi.max_bias", bias))
-        case _:
-            pass
-
-
-def _parallel(layer: Function) -> bool | None:
-    """Whether no MLP of the layer reads what an attention of it gave; None where it does not have both."""
-    attentions = {n for n in layer.nodes if _holds(n, (Attention,))}
-    mlps = [n for n in layer.nodes if _holds(n, ACTIVATIONS)]
-    if not attentions or not mlps:
-        return None
-    return not attentions & before(mlps)
-
-
-def _holds(n: Node, kinds: tuple[type[Op], ...]) -> bool:
-    inner = (each.op for function in functions(called(n)) for each in function.nodes) if is_call(n) else (n.op,)
-    return any(isinstance(op, kinds) for op in inner)
-
-
-def _gathered(known: tuple[str, ...], facts: Iterable[tuple[str, Fact]]) -> Facts:
-    """A fact that nothing has is none."""
-    found: dict[str, set[Fact]] = {}
-    for key, value in facts:
-        found.setdefault(key, set()).add(value)
+def _known(known: tuple[str, ...], found: Mapping[str, set[Fact]]) -> Facts:
     return {key: frozenset(found.get(key, {None})) for key in known}

@@ -18,8 +18,8 @@ from blockc.weights.gguf.keys import GROUPED, Architecture, Keys, keys
 from blockc.weights.gguf.rope import scalings
 from blockc.weights.gguf.said import Said, as_text, same, spots
 
-# Keys of a file that say nothing of the function: who made it, its tokenizer, how it lies on the disk.
 OF_MLPS = ("activation", "parallel branches")  # a layer without an MLP has neither
+# Keys of a file that say nothing of the function: who made it, its tokenizer, how it lies on the disk.
 ELSEWHERE = ("general.", "tokenizer.", "split.", "quantize.", "imatrix.", "GGUF.")
 
 
@@ -127,7 +127,7 @@ class _Compared:
     @property
     def width(self) -> int:
         (width,) = self.found.model["width"]
-        return int(width or 0)
+        return width if isinstance(width, int) else 0
 
     # Facts of several keys
 
