@@ -14,6 +14,7 @@ from blockc.source import Entry, Mapping, Place, Scalar, Sequence, SpecError, Tr
 CLOSE = 1e-9
 SEARCHED = 256  # layers before which a pattern must begin
 Path = tuple[str, ...]
+# Keys whose value 1 changes nothing.
 _ONE = (("embedding", "scale"), ("head", "scale"), ("residual_scale",))
 
 
