@@ -14,6 +14,7 @@ import transformers
 from blockc import api
 from blockc.graph.build import build
 from blockc.importing import Imported, from_config
+from blockc.importing.maps import load_map, model_types
 from blockc.importing.unlike import told, unlike
 from blockc.ir import functions, parameters
 from blockc.language.algebra import elaborate
@@ -208,6 +209,12 @@ def test_what_stands_around_a_language_model_is_without_effect_on_it(kind: str) 
         whole = {"model_type": kind, **WRAPPERS[kind], "text_config": text}
         made = imported(whole)
         assert plain(made.tree) == plain(imported(text).tree) and made.warnings == ()
+
+
+def test_the_language_model_of_a_wrapper_has_a_map() -> None:
+    wrappers = [load_map(name).inner for name in model_types()]
+    inner = [found[1] for found in wrappers if found is not None]
+    assert inner and {*inner} <= {*model_types()}
 
 
 def test_what_a_wrapper_says_of_its_language_model() -> None:

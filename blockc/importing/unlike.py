@@ -14,7 +14,7 @@ from pathlib import Path
 from blockc.basics.errors import CheckpointError
 from blockc.basics.jsonfile import FileError, bounded
 from blockc.graph.build import build
-from blockc.importing import CONFIG, Imported, from_tree_of, has_map
+from blockc.importing import CONFIG, Imported, from_tree_of, stranger
 from blockc.importing.figures import Fact, by_layer, figures, same, text
 from blockc.importing.same import ops, same_function
 from blockc.ir import Function, GraphError
@@ -83,8 +83,8 @@ def told(path: Path) -> Told:
         tree = parse_json(data, CONFIG)
     except SpecError as error:
         raise CheckpointError(f"{path}: not a JSON object that can be read: {_line(error.findings[0])}") from None
-    if (stranger := has_map(tree)) is not None:
-        return Told(notes=(f"{CONFIG}: {stranger}: it was not compared with the spec",))
+    if (why := stranger(tree)) is not None:
+        return Told(notes=(f"{CONFIG}: {why}: it was not compared with the spec",))
     try:
         imported = from_tree_of(tree, "beside", lenient=True)
         found = Told(imported, _notes(imported))
