@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from blockc.language.parts.mlp import TYPES
 from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import compiled
 from blockc.source import parse
-from tests.checkpoints import save, tensors, twin
+from tests.checkpoints import ROOT, save, tensors, twin
 from tests.test_weights import CASES, GPT2
 
 
@@ -157,6 +159,16 @@ def test_a_config_of_a_model_type_without_a_map_is_noted(tmp_path: Path) -> None
     assert note == "config.json: unknown model type strange: it was not compared with the spec"
     assert beside(tmp_path, {"rope_theta": 7}, "llama") == [] and len(told(tmp_path / "config.json").notes) == 1
     assert told(tmp_path / "absent.json") == Told()
+
+
+def test_a_spec_that_does_not_stand_is_a_fault_where_asserts_are_left_out_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 30}))
+    (fault,) = told(tmp_path / "config.json").faults
+    assert "attention.heads 32 does not divide width 30" in fault
+    asked = "import sys; from pathlib import Path; from blockc.importing.unlike import told; "
+    asked += "print(*told(Path(sys.argv[1])).faults)"
+    command = [sys.executable, "-O", "-c", asked, str(tmp_path / "config.json")]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == f"{fault}\n"
 
 
 def test_a_spec_in_block_algebra_that_is_the_same_function_is_like_the_file(tmp_path: Path) -> None:

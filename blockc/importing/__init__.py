@@ -49,10 +49,10 @@ class Imported:
 
     tree: Mapping
     model_type: str
-    warnings: tuple[Finding, ...] = ()
-    whole: Mapping | None = None
-    names: Names = field(default_factory=dict[tuple[int, int], tuple[str, object]])
-    passed: tuple[str, ...] = ()
+    warnings: tuple[Finding, ...]
+    whole: Mapping
+    names: Names
+    passed: tuple[str, ...]
 
 
 def config_file(path: Path) -> Path | None:

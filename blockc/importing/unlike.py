@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from blockc.basics.errors import CheckpointError
@@ -41,31 +40,12 @@ _FOLLOWS = ("attention.rope.dims over head_dim", "attention.rope.scaling")
 
 @dataclass(frozen=True)
 class Told:
-    """A config.json beside weights: its import, or the notes and the faults that came of it instead."""
+    """A config.json beside weights: its import and the function that it is, or the faults that came of it instead."""
 
     imported: Imported | None = None
+    function: Function | None = None
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
-
-    @cached_property
-    def function(self) -> Function | None:
-        return None if self.imported is None else build(elaborate(from_tree(self.imported.tree)))
-
-    @property
-    def context(self) -> int | None:
-        value = plain(found) if (found := self.at(("context",))) is not None else None
-        return value if isinstance(value, int) else None
-
-    def at(self, path: Path_) -> Tree | None:
-        """What a key of the import is, in the layers' kinds too."""
-        tree = self.imported.whole if self.imported is not None else None
-        if tree is None:
-            return None
-        kinds = at(tree, ("layers", "kinds"))
-        inner = [entry.value for entry in kinds.entries.values()] if isinstance(kinds, MappingTree) else []
-        trees = [tree, *(each for each in inner if isinstance(each, MappingTree))]
-        found = (at(each, path) for each in trees)
-        return next((each for each in found if each is not None and plain(each) != "none"), None)
 
 
 NOTHING = Told()
@@ -87,13 +67,11 @@ def told(path: Path) -> Told:
         return Told(notes=(f"{CONFIG}: {why}: it was not compared with the spec",))
     try:
         imported = from_tree_of(tree, "beside", lenient=True)
-        found = Told(imported, _notes(imported))
-        assert found.function is not None
+        return Told(imported, build(elaborate(from_tree(imported.tree))), _notes(imported))
     except SpecError as error:
         return Told(faults=tuple(f"unlike: {_line(each)}" for each in error.findings))
     except GraphError as error:
         return Told(faults=(f"unlike: {CONFIG}: {error}",))
-    return found
 
 
 def _notes(imported: Imported) -> tuple[str, ...]:
@@ -114,19 +92,34 @@ def _line(found: Finding) -> str:
 
 def unlike(said: Told, function: Function, context: int | None = None) -> list[str]:
     """A line for each thing that config.json says and the function does otherwise; a shorter context is none."""
-    lines = list(said.faults)
-    ours = said.function
-    if ours is None or said.imported is None:
-        return lines
-    if context is not None and said.context is not None and context > said.context:
-        lines.append(f"unlike: {_named(said, 'context', {said.context})}, and the spec's context is longer: {context}")
-    least = min(n for n in (context, said.context, 1 << 62) if n is not None)
+    if said.imported is None or said.function is None:
+        return list(said.faults)
+    lines: list[str] = []
+    imported, ours = said.imported, said.function
+    own = _context(imported)
+    if context is not None and own is not None and context > own:
+        lines.append(f"unlike: {_named(imported, 'context', {own})}, and the spec's context is longer: {context}")
+    least = min(n for n in (context, own, 1 << 62) if n is not None)
     if not same_function(ours, function, least):
-        lines += list(_figures(said, ours, function, least)) or _structure(said, ours, function, least)
+        lines += list(_figures(imported, ours, function, least)) or _structure(imported, ours, function, least)
     return lines
 
 
-def _figures(said: Told, ours: Function, theirs: Function, context: int) -> Iterator[str]:
+def _context(imported: Imported) -> int | None:
+    value = plain(found) if (found := _at(imported, ("context",))) is not None else None
+    return value if isinstance(value, int) else None
+
+
+def _at(imported: Imported, path: Path_) -> Tree | None:
+    """What a key of the import is, in the layers' kinds too."""
+    kinds = at(imported.whole, ("layers", "kinds"))
+    inner = [entry.value for entry in kinds.entries.values()] if isinstance(kinds, MappingTree) else []
+    trees = [imported.whole, *(each for each in inner if isinstance(each, MappingTree))]
+    found = (at(each, path) for each in trees)
+    return next((each for each in found if each is not None and plain(each) != "none"), None)
+
+
+def _figures(imported: Imported, ours: Function, theirs: Function, context: int) -> Iterator[str]:
     left, right = (_hiding(figures(each), context) for each in (ours, theirs))
     layers = None
     for key in dict.fromkeys((*left, *right)):
@@ -134,7 +127,7 @@ def _figures(said: Told, ours: Function, theirs: Function, context: int) -> Iter
         if key in _FOLLOWS and any(each.startswith("attention.rope") for each in _apart(left, right)):
             continue
         if not _alike(one, other):
-            yield f"unlike: {_named(said, key, one)}, and the spec's {key} is {_values(other)}"
+            yield f"unlike: {_named(imported, key, one)}, and the spec's {key} is {_values(other)}"
             continue
         layers = layers or [by_layer(each) for each in (ours, theirs)]
         numbers = [i for i in layers[0] if i is not None and i in layers[1]]
@@ -142,7 +135,7 @@ def _figures(said: Told, ours: Function, theirs: Function, context: int) -> Iter
         if apart := [i for i, (a, b) in pairs.items() if not _alike(a, b)]:
             first, (a, b) = apart[0], pairs[apart[0]]
             where = f"layer {first}" + (f" and {len(apart) - 1} more" if apart[1:] else "")
-            yield f"unlike: {_named(said, key, a)} in {where}, and the spec's {key} is {_values(b)} there"
+            yield f"unlike: {_named(imported, key, a)} in {where}, and the spec's {key} is {_values(b)} there"
 
 
 def _apart(left: Mapping[str, set[Fact]], right: Mapping[str, set[Fact]]) -> list[str]:
@@ -165,13 +158,11 @@ def _values(values: set[Fact]) -> str:
     return " and ".join(sorted(map(text, values)))
 
 
-def _named(said: Told, key: str, values: set[Fact]) -> str:
+def _named(imported: Imported, key: str, values: set[Fact]) -> str:
     """The key of config.json that a figure comes from, its value and its place; or whose default it is."""
-    imported = said.imported
-    assert imported is not None
     paths = _AT.get(key, (tuple(key.split(".")),))
     by_layer_ = (("layers", "each"),) if key.startswith("attention.") else ()  # what the list of kinds may say
-    trees = [tree for tree in (said.at(path) for path in (*paths, *by_layer_)) if tree is not None]
+    trees = [tree for tree in (_at(imported, path) for path in (*paths, *by_layer_)) if tree is not None]
     for tree in trees:
         name, raw = imported.names.get((tree.place.line, tree.place.column), ("", None))
         if name and name != "model_type":
@@ -180,15 +171,14 @@ def _named(said: Told, key: str, values: set[Fact]) -> str:
     return f"{CONFIG} leaves {key} to {imported.model_type}, which has {_values(values)}"
 
 
-def _structure(said: Told, ours: Function, theirs: Function, context: int) -> list[str]:
+def _structure(imported: Imported, ours: Function, theirs: Function, context: int) -> list[str]:
     """What no figure tells: ops that only one of the two has, or that the same ops read other values."""
-    assert said.imported is not None
     one, other = ops(ours, context), ops(theirs, context)
     only = [f"{count} times {op}" for op, count in (one - other).items()][:3]
     extra = [f"{count} times {op}" for op, count in (other - one).items()][:3]
     if not only and not extra:
-        return [f"unlike: {CONFIG}: {said.imported.model_type} wires the same ops otherwise than the spec"]
+        return [f"unlike: {CONFIG}: {imported.model_type} wires the same ops otherwise than the spec"]
     return [
-        f"unlike: {CONFIG}: {said.imported.model_type} has {', '.join(only) or 'nothing more'}, "
+        f"unlike: {CONFIG}: {imported.model_type} has {', '.join(only) or 'nothing more'}, "
         f"and the spec {', '.join(extra) or 'nothing more'}"
     ]
