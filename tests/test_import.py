@@ -388,7 +388,7 @@ def test_a_language_model_among_encoders_is_that_model_alone(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text(json.dumps(whole))
     other = spec(written(transformers.Gemma3TextConfig(hidden_size=96, num_hidden_layers=7, sliding_window=25)))
     (line,) = unlike(told(tmp_path / "config.json"), build(elaborate(other)), 64)
-    assert line.startswith("unlike: sliding_window gives 24 and none (config.json:")
+    assert line.startswith(f"unlike: sliding_window gives 24 and none ({tmp_path / 'config.json'}:")
     assert line.endswith("and the spec's attention.window is 25 and none")
     for name in ("quantization_config", "compression_config"):
         assert meaning(spec({**LLAMA, name: None})) == meaning(spec(LLAMA))

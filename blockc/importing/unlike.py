@@ -7,23 +7,22 @@ which the two functions differ is named, by the key of config.json that it comes
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from blockc.basics.errors import CheckpointError
+from blockc.basics.errors import CheckpointError, listed
 from blockc.basics.jsonfile import FileError, bounded
 from blockc.graph.build import build
-from blockc.importing import CONFIG, Imported, from_tree_of, stranger
+from blockc.importing import Imported, from_tree_of, stranger
 from blockc.importing.figures import Fact, by_layer, figures, same, text
 from blockc.importing.same import ops, same_function
 from blockc.ir import Function, GraphError
 from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
-from blockc.source import Finding, SpecError, Tree, at, plain, render
+from blockc.source import Finding, SpecError, Tree, at, inert, plain, render
 from blockc.source import Mapping as MappingTree
 from blockc.source.jsontext import parse_json
 
-MOST = 1 << 24  # bytes
 Path_ = tuple[str, ...]
 # Where a figure stands in a spec, and where that stands from which it follows if nothing says it.
 _AT: Mapping[str, tuple[Path_, ...]] = {
@@ -54,30 +53,36 @@ NOTHING = Told()
 def told(path: Path) -> Told:
     """What the config.json at a path says; nothing where there is none. Raises CheckpointError where it is no JSON."""
     try:
-        data = bounded(path, MOST)
+        data = bounded(path)
     except (FileNotFoundError, NotADirectoryError):
         return NOTHING
     except FileError as error:
         raise CheckpointError(str(error)) from None
     try:
-        tree = parse_json(data, CONFIG)
+        tree = parse_json(data, str(path))
     except SpecError as error:
-        raise CheckpointError(f"{path}: not a JSON object that can be read: {_line(error.findings[0])}") from None
+        first = error.findings[0]
+        said = f"not a JSON object that can be read: {first.message}"
+        raise CheckpointError(_line(replace(first, message=said))) from None
     if (why := stranger(tree)) is not None:
-        return Told(notes=(f"{CONFIG}: {why}: it was not compared with the spec",))
+        return Told(notes=(f"{inert(str(path))}: {why}: it was not compared with the spec",))
     try:
         imported = from_tree_of(tree, "beside", lenient=True)
         return Told(imported, build(elaborate(from_tree(imported.tree))), _notes(imported))
     except SpecError as error:
         return Told(faults=tuple(f"unlike: {_line(each)}" for each in error.findings))
     except GraphError as error:
-        return Told(faults=(f"unlike: {CONFIG}: {error}",))
+        return Told(faults=(f"unlike: {inert(str(path))}: {error}",))
 
 
 def _notes(imported: Imported) -> tuple[str, ...]:
-    passed = ", ".join(imported.passed[:20])
-    notes = [f"{CONFIG}: unknown keys that were not compared: {passed}"] if passed else []
-    return (*(f"{_line(each)}" for each in imported.warnings), *notes)
+    passed = ", ".join(listed(imported.passed))
+    notes = [f"{_file(imported)}: unknown keys that were not compared: {passed}"] if passed else []
+    return (*(_line(each) for each in imported.warnings), *notes)
+
+
+def _file(imported: Imported) -> str:
+    return inert(imported.tree.place.file)
 
 
 def _line(found: Finding) -> str:
@@ -167,8 +172,8 @@ def _named(imported: Imported, key: str, values: set[Fact]) -> str:
         name, raw = imported.names.get((tree.place.line, tree.place.column), ("", None))
         if name and name != "model_type":
             verb = "is" if isinstance(raw, Hashable) and values == {raw} else "gives"
-            return f"{name} {verb} {_values(values)} ({CONFIG}:{tree.place.line}:{tree.place.column})"
-    return f"{CONFIG} leaves {key} to {imported.model_type}, which has {_values(values)}"
+            return f"{name} {verb} {_values(values)} ({_file(imported)}:{tree.place.line}:{tree.place.column})"
+    return f"{_file(imported)} leaves {key} to {imported.model_type}, which has {_values(values)}"
 
 
 def _structure(imported: Imported, ours: Function, theirs: Function, context: int) -> list[str]:
@@ -177,8 +182,8 @@ def _structure(imported: Imported, ours: Function, theirs: Function, context: in
     only = [f"{count} times {op}" for op, count in (one - other).items()][:3]
     extra = [f"{count} times {op}" for op, count in (other - one).items()][:3]
     if not only and not extra:
-        return [f"unlike: {CONFIG}: {imported.model_type} wires the same ops otherwise than the spec"]
+        return [f"unlike: {_file(imported)}: {imported.model_type} wires the same ops otherwise than the spec"]
     return [
-        f"unlike: {CONFIG}: {imported.model_type} has {', '.join(only) or 'nothing more'}, "
+        f"unlike: {_file(imported)}: {imported.model_type} has {', '.join(only) or 'nothing more'}, "
         f"and the spec {', '.join(extra) or 'nothing more'}"
     ]
