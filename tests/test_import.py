@@ -406,7 +406,7 @@ def test_all_that_is_unknown_is_named_in_one_go() -> None:
         ('"hidden_sise"', "unknown key hidden_sise [BLC703]"),
         ('"mystery"', "unknown key mystery [BLC703]"),
         ('"hidden_act"', "no word of a spec stands for this hidden_act [BLC704]"),
-        ('"type"', "no word of a spec stands for this rope_parameters.rope_type [BLC704]"),
+        ('"type"', "no word of a spec stands for this rope_scaling.type [BLC704]"),
         ('"a"', "unknown key rope_scaling.a [BLC703]"),
     ]
     assert "did you mean hidden_size?" in faults(text)

@@ -259,6 +259,24 @@ def test_a_refusal_stands_in_config_json(config: Config) -> None:
             assert place.file == "config.json" and place.line <= len(lines)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "change", "named", "also"),
+    [("gpt2", {"activation_function": "mish"}, "activation_function", "quick_gelu"),
+     ("falcon", {"activation": "mish"}, "activation", "gelu_new"),
+     ("gemma2", {"hidden_activation": "mish", "hidden_act": "gelu"}, "hidden_activation", "relu2"),
+     ("apertus", {"hidden_act": "mish"}, "hidden_act", "xielu"),
+     ("llama", {"rope_scaling": {"type": "ntk"}}, "rope_scaling.type", "yarn")],
+    ids=str,
+)  # fmt: skip
+def test_a_refusal_names_the_key_as_the_file_spells_it(model_type: str, change: Config, named: str, also: str) -> None:
+    """And every word that it takes, whichever tables of its map have them."""
+    with pytest.raises(SpecError) as caught:
+        imported({"model_type": model_type, **base(model_type), **change})
+    (found,) = caught.value.findings
+    assert found.message == f"no word of a spec stands for this {named}"
+    assert also in found.expected.split(" or ")
+
+
 def test_two_objects_for_one_rope_are_refused_where_they_differ() -> None:
     config: Config = {"model_type": "llama", **base("llama"), "rope_parameters": {"rope_theta": 7.0}}
     with pytest.raises(SpecError, match="rope_scaling and another object of the same meaning differ"):

@@ -223,7 +223,7 @@ def test_a_rope_of_which_nothing_is_said_is_the_models_own(said: dict[str, Any],
 
 def test_a_rope_of_which_half_is_said_is_refused() -> None:
     """Releases of transformers differ in what they take it for."""
-    with pytest.raises(SpecError, match="no word of a spec stands for this rope_parameters.rope_theta"):
+    with pytest.raises(SpecError, match="no word of a spec stands for this rope_theta"):
         keys({**APERTUS, "rope_theta": 500000.0})
 
 

@@ -75,6 +75,12 @@ class Reading:
         leaves = _leaves(self.config, "", self.map)
         return {(e.value.place.line, e.value.place.column): (name, plain(e.value)) for name, e in leaves}
 
+    def _spelling(self, key: str, value: Tree) -> str:
+        """A key as the file spells it, by the place of its value; the map's own word for it where no file does."""
+        place = value.place
+        here = place.file == self.config.place.file
+        return self.names.get((place.line, place.column), (key, None))[0] if here else key
+
     def _met_twice(self) -> None:
         """Two objects under the names of one: the code takes the one or the other, and never both."""
         objects: dict[str, Entry] = {}
@@ -91,7 +97,7 @@ class Reading:
         got = entry.value.items if isinstance(entry.value, Sequence) else [entry.value]
         if _empty(entry.value) or len(self.faults) > faults or all(_word(plain(each)) == _word(taken) for each in got):
             return
-        name = self.names.get((entry.value.place.line, entry.value.place.column), (key, None))[0]
+        name = self._spelling(key, entry.value)
         message = f"{name} is {_shown(entry.value)} here, and {_word(taken)} is taken: {said.because}"
         self.warnings.append(finding(code, entry.value.place, message))
 
@@ -176,11 +182,13 @@ class Reading:
         parts = {key: entry.value for key, entry in node.entries.items()}
         match word:
             case "from":
-                return self._each(self._named(parts["from"]), lambda value: self._chosen(node, value))
+                key, given = self._named(parts["from"])
+                return self._each(given, lambda value: self._chosen(node, value, key))
             case "if":
-                return self._each(self._named(parts["if"]), lambda value: self._branch(node, value))
+                key, given = self._named(parts["if"])
+                return self._each(given, lambda value: self._branch(node, value, key))
             case "has":
-                given = self._named(parts["has"])
+                _, given = self._named(parts["has"])
                 branch = self.tree(parts["else" if is_none(given) else "then"])
                 return self._at(branch, given.place)
             case "times" | "ratio" | "power" | "plus" | "log" | "most":
@@ -188,31 +196,42 @@ class Reading:
             case _:
                 return self._layers(word, {key: self.tree(part) for key, part in parts.items()}, node.place)
 
-    def _named(self, tree: Tree) -> Tree:
-        return self.key(str(plain(tree)))
+    def _named(self, tree: Tree) -> tuple[str, Tree]:
+        """(The key that a map names, as the file spells it; its value.)"""
+        key = str(plain(tree))
+        value = self.key(key)
+        return self._spelling(key, value), value
 
     def _each(self, value: Tree, apply: Callable[[Tree], Tree]) -> Tree:
         if isinstance(value, Sequence):
             return Sequence(tuple(map(apply, value.items)), value.place)
         return apply(value)
 
-    def _chosen(self, node: Mapping, value: Tree) -> Tree:
-        table = node.entries["is"].value
-        assert isinstance(table, Mapping)
-        word = _word(plain(value))
-        if word in table.entries:
-            return self._at(self.tree(table.entries[word].value), value.place)
-        if "else" in node.entries:
-            return self._at(self.tree(node.entries["else"].value), value.place)
-        key = str(plain(node.entries["from"].value))
-        known = " or ".join(each for each in table.entries if each != NONE)
+    def _chosen(self, node: Mapping, value: Tree, key: str) -> Tree:
+        table, otherwise = self._table(node)
+        taken = table.get(_word(plain(value)), otherwise)
+        if taken is not None:
+            return self._at(self.tree(taken), value.place)
+        known = " or ".join(each for each in table if each != NONE)
         self.wrong(CONFIG_VALUE, value.place, f"no word of a spec stands for this {key}", known, _shown(value))
         return none(value.place)
 
-    def _branch(self, node: Mapping, value: Tree) -> Tree:
+    def _table(self, node: Mapping) -> tuple[dict[str, Tree], Tree | None]:
+        """(What each word gives, those of an else that is a table of the same key among them; what is else.)"""
+        table, otherwise = node.entries["is"].value, node.entries.get("else")
+        assert isinstance(table, Mapping)
+        words = {word: entry.value for word, entry in table.entries.items()}
+        if otherwise is None:
+            return words, None
+        inner = self.map.let.get(hole(otherwise.value) or "", otherwise.value)
+        if not isinstance(inner, Mapping) or not _same(node.entries["from"].value, inner.entries.get("from")):
+            return words, otherwise.value
+        more, last = self._table(inner)
+        return words | {word: each for word, each in more.items() if word not in words}, last
+
+    def _branch(self, node: Mapping, value: Tree, key: str) -> Tree:
         truth = plain(value)
         if truth not in (True, False, NONE):
-            key = str(plain(node.entries["if"].value))
             self.wrong(CONFIG_VALUE, value.place, f"{key} is yes or no", "true or false", _shown(value))
             return none(value.place)
         word = "then" if truth in (True,) else "else"
@@ -335,6 +354,10 @@ def _spelled(name: str, map_: Map) -> str:
 
 def _below(name: str, key: str) -> bool:
     return name == key or name.startswith(f"{key}.")
+
+
+def _same(tree: Tree, entry: Entry | None) -> bool:
+    return entry is not None and plain(entry.value) == plain(tree)
 
 
 def _empty(value: Tree) -> bool:

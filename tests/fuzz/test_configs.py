@@ -72,3 +72,15 @@ def test_what_transformers_saves_of_a_config_is_like_its_import(first: int, tmp_
         assert unlike(said, function, spec.top.context) == [], f"{model_type}: {changes}"
         compared += said.imported is not None
     assert compared > 3
+
+
+@pytest.mark.parametrize(
+    ("model_type", "word"),
+    [("apertus", "quick_gelu"), ("arcee", "gelu_fast"), ("bitnet", "swish"), ("codegen", "silu"), ("ernie4_5", "relu2"),
+     ("gpt_bigcode", "gelu_accurate"), ("helium", "gelu_new"), ("hunyuan_v1_dense", "relu"), ("nemotron", "swish"),
+     ("persimmon", "quick_gelu"), ("seed_oss", "gelu_python_tanh")],
+)  # fmt: skip
+def test_a_family_takes_the_activations_that_all_have_in_common(model_type: str, word: str) -> None:
+    quiet()
+    key = "activation_function" if model_type in ("codegen", "gpt_bigcode") else "hidden_act"
+    assert outcome({"model_type": model_type, **base(model_type), key: word}).word == "same"
