@@ -114,8 +114,10 @@ def test_a_value_that_no_spec_has_is_refused_at_its_line(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["rope_magic", "logit_scale", "sliding_windows", "attn_softcap", "norm_epsilon", "clip"]
-)
+    "name",
+    ["rope_magic", "logit_scale", "sliding_windows", "attn_softcap", "norm_epsilon", "clip", "swiglu_limit",
+     "qkv_clamp", "expert_count", "parallel_blocks", "logit_mean"],
+)  # fmt: skip
 def test_an_unknown_key_that_tells_of_the_function_is_refused_and_another_noted(name: str, tmp_path: Path) -> None:
     assert f"unknown key {name}" in beside(tmp_path, config_of("llama", **{name: 2}), "llama")[0]
     assert beside(tmp_path, config_of("llama", colour="red"), "llama") == []

@@ -297,7 +297,8 @@ def test_what_follows_from_an_architecture_holds_of_its_model(architecture: str)
 @pytest.mark.parametrize(
     "key",
     ["llama.rope.scaling.truncate", "llama.rope_theta", "llama.attention.sliding_windows", "llama.ffn_clamp",
-     "llama.norm_before", "llama.expert_bias", "llama.logit_cap", "mistral.rope.freq_base", "rope.scaling.factor"],
+     "llama.norm_before", "llama.expert_bias", "llama.logit_cap", "llama.swiglu_limit", "llama.ffn_bias",
+     "llama.head_gate", "mistral.rope.freq_base", "rope.scaling.factor"],
 )  # fmt: skip
 def test_an_unknown_key_that_may_change_the_function_is_refused(key: str) -> None:
     metadata = Metadata("llama", {"general.architecture": "llama", "tokenizer.ggml.scores": [0.0], key: 2.0})

@@ -23,6 +23,7 @@ from blockc.source import Finding, Ignore, SpecError, finding, ignores, key_plac
 from blockc.weights.rules import group_sizes, patterns
 
 PAYS = 24  # files from which on more processes are faster than one
+_WITHOUT = "choose another layout, or write the spec without checkpoint"
 
 _Findings = tuple[Finding, ...]
 
@@ -87,18 +88,14 @@ def misses(model: Compiled, expectations: bool = True) -> list[Finding]:
         try:
             patterns(layout(name), model.function, group_sizes(model.function))
         except LayoutError as error:
-            place, top = key_place(model.spec.tree, ("checkpoint",)), model.spec.tree.place
-            hint = "leave checkpoint out for a model of no family"
-            if place.file.endswith(".json"):  # the word comes from the map of an import, which nobody can edit
-                place = top
-                hint = "no layout has the names of such a model's tensors: write its spec without checkpoint"
-            found.append(finding(CHECKPOINT, place, " ".join(str(error).split()), hint=hint))
+            place = key_place(model.spec.tree, ("checkpoint",))
+            found.append(finding(CHECKPOINT, place, " ".join(str(error).split()), hint=_WITHOUT))
     return found
 
 
 def _no_layout(model: Compiled, name: str, known: Sequence[str]) -> Finding:
     near = suggest(name, known)
-    hint = f"did you mean {near}?" if near else "leave checkpoint out for a model of no family"
+    hint = f"did you mean {near}?" if near else _WITHOUT
     place = value_place(model.spec.tree, ("checkpoint",))
     expected = "one of " + ", ".join(known)
     return finding(CHECKPOINT, place, "checkpoint: no such layout", expected=expected, got=name, hint=hint)

@@ -7,7 +7,6 @@ is noted there, and not refused.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -16,16 +15,13 @@ from functools import cached_property
 from blockc.diagnostics import Code
 from blockc.diagnostics.importing import CONFIG_KEY, CONFIG_MISSING, CONFIG_NOTED, CONFIG_VALUE, READ_OTHERWISE
 from blockc.importing.maps import Map, Otherwise, hole, op
+from blockc.importing.telling import telling
 from blockc.source import Entry, Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, finding, plain, suggest
 from blockc.source.jsontext import is_null
 
 NONE = "none"
 Names = dict[tuple[int, int], tuple[str, object]]
 MOST_LAYERS = 10_000  # of a list for each layer
-# Words in the name of a key that may change the function: such a key is never passed over.
-TELLING = re.compile(
-    r"rope|rotary|scal|window|sliding|cap|eps|norm|clip|alibi|bias|head|act|layer|tie|theta|multipl|attn"
-)
 
 
 def none(place: Place) -> Scalar:
@@ -102,7 +98,7 @@ class Reading:
         self.warnings.append(finding(code, entry.value.place, message))
 
     def _meet(self, name: str, key: str, entry: Entry) -> None:
-        if not self._knows(key, entry.value) and self.lenient and not TELLING.search(name.lower()):
+        if not self._knows(key, entry.value) and self.lenient and not telling(name):
             self.passed.append(name)
         elif not self._knows(key, entry.value):
             near = suggest(name, [known for known in self.map.known if not _below(name, known)])

@@ -38,7 +38,6 @@ class Keys(_Strict):
     zero: Mapping[str, Literal["none", "unsaid"]]
     only: Mapping[str, list[bool | int]]
     without_effect: Mapping[str, str]
-    suspect: list[str]
     facts: Mapping[str, bool | str | None]
     architectures: Mapping[str, Architecture]
 
@@ -64,10 +63,6 @@ class Keys(_Strict):
             if key == name or (name.endswith(".*") and key.startswith(name[:-1])):
                 return tuple(values)
         return None
-
-    def suspicious(self, key: str) -> bool:
-        """Whether a key that nobody knows sounds as if it changed the function."""
-        return any(word in key.lower() for word in self.suspect)
 
 
 @cache

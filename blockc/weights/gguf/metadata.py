@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from blockc.importing.telling import telling
 from blockc.ir import Function
 from blockc.weights.gguf.figures import OF_LAYERS, OF_MODEL, Fact, Figures, figures
 from blockc.weights.gguf.keys import GROUPED, Architecture, Keys, keys
@@ -38,12 +39,12 @@ class Metadata:
     @property
     def unknown(self) -> list[str]:
         """Keys that nothing is known of and that do not sound as if they changed the function."""
-        return [name for name in self._unread if not keys().suspicious(name)]
+        return [name for name in self._unread if not telling(name)]
 
     def strange(self) -> Iterator[str]:
         """A line for each key that may change the function and that nothing here reads."""
         for name in self._unread:
-            if keys().suspicious(name):
+            if telling(name):
                 yield f"unknown: {name} is {as_text(self.values[name])}; no spec is compared with it"
         for name, key in self._own.items():
             harmless, value = keys().harmless(key), self.values[name]
