@@ -58,7 +58,7 @@ class RunLoop:
 
     def prefill(self, rows: list[list[int]]) -> None:
         self.length = 0
-        self.past = {p.name: np.zeros((1, p.heads, 0, p.head_dim), np.float32) for p in self.model.pasts}
+        self.past = {held.past: np.zeros(held.sized(1, 0), np.float32) for held in self.model.contract.held}
         self._run(rows[0])
 
     def decode(self, tokens: list[int]) -> None:
@@ -69,7 +69,7 @@ class RunLoop:
         self.length += len(tokens)
         mask = np.ones((1, self.length), np.int64)
         feeds = {"input_ids": np.array([tokens]), "attention_mask": mask, "position_ids": positions}
-        _, *presents = self.model.session.run(None, {n: feeds[n] for n in self.model.inputs} | self.past)
+        _, *presents = self.model.session.run(None, feeds | self.past)
         self.past = dict(zip(self.past, presents, strict=True))
 
 
@@ -78,7 +78,9 @@ def ways(folders: dict[str, Path], threads: int) -> dict[str, Any]:
     made: dict[str, Any] = {name: Session(folder, threads=threads) for name, folder in folders.items()}
     made["ep cpu shared"] = made.pop("ep cpu")
     joined = made["ep cpu joined"] = Session(folders["ep cpu"], threads=threads)
-    joined.model = replace(joined.model, pasts=tuple(replace(p, in_place=False) for p in joined.model.pasts))
+    contract = joined.model.contract
+    held = tuple(replace(each, in_place=False) for each in contract.held)
+    joined.model = replace(joined.model, contract=replace(contract, held=held))
     return made | {"run loop": RunLoop(made["portable joined"])}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu_session import Bound, opened, real, settled, split
-from blockc.passes import TOKENS
+from blockc.graph.contract import TOP_TOKENS
 
 K = 8  # of the highest logits
 TOLERANCE = {"fp16": 1e-2, "bf16": 8e-2}  # of the logits' spread: bf16 has three bits less
@@ -59,7 +59,7 @@ class Strict:
         settled(self.provider)
         self.bound.run()
         arrays = {n: t.cpu() for n, t in made.items() if not n.startswith("present.")}
-        return made | {n: (t if n == TOKENS else t.float()).numpy() for n, t in arrays.items()}
+        return made | {n: (t if n == TOP_TOKENS else t.float()).numpy() for n, t in arrays.items()}
 
 
 def matrix(names: list[str], dtypes: list[str], provider: str) -> Iterator[tuple[bool, str]]:

@@ -348,8 +348,12 @@ def edited(out: Path, *path: str | int, value: Any) -> None:
 
 
 STATEMENTS: list[tuple[tuple[str | int, ...], Any]] = [
-    (("padding",), "right"),
-    (("by_length",), [{"original": 8, "grows": False}]),
+    (("contract", "feeding"), "rows"),
+    (("contract", "sides"), [{"original": 8, "grows": False}]),
+    (("contract", "one_row"), True),
+    (("contract", "vocab"), 95),
+    (("contract", "held", 0, "in_place"), True),
+    (("contract", "held", 0, "shape", 1), 1),
     (("name",), "another"),
     (("parameters",), 1),
     (("semantic_hash",), "0" * 64),
@@ -361,7 +365,9 @@ STATEMENTS: list[tuple[tuple[str | int, ...], Any]] = [
 
 
 @pytest.mark.parametrize("kind", ["bare", "linked", "packed"])
-@pytest.mark.parametrize(("path", "value"), STATEMENTS, ids=lambda v: ".".join(v) if isinstance(v, tuple) else None)
+@pytest.mark.parametrize(
+    ("path", "value"), STATEMENTS, ids=lambda v: ".".join(map(str, v)) if isinstance(v, tuple) else None
+)
 def test_verify_recomputes_each_statement(
     kind: str, path: tuple[str, ...], value: Any, builds: Callable[[str], Path], unproved: None
 ) -> None:
@@ -438,12 +444,17 @@ ODD: list[tuple[tuple[str | int, ...], Any]] = [
     (("target",), {}),
     (("target", "more"), 1),
     (("target", "packed"), 1),
-    (("by_length",), [{"original": float("inf"), "grows": False}]),
-    (("by_length",), [{"original": 1}]),
+    (("contract", "sides"), [{"original": float("inf"), "grows": False}]),
+    (("contract", "sides"), [{"original": 1}]),
+    (("contract", "held"), None),
+    (("contract", "held", 0, "shape"), [1.5]),
+    (("contract", "held", 0, "grows"), "2"),
+    (("contract", "feeding"), "guessed"),
+    (("contract", "outputs"), [{"name": "logits"}]),
     (("parameters",), float("nan")),
     (("parameters",), "1"),
     (("versions",), None),
-    (("blockc_build",), 2),
+    (("blockc_build",), 3),
     (("blockc_build",), True),
     (("more",), 1),
 ]

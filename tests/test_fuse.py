@@ -25,7 +25,7 @@ from blockc.passes import verify
 from blockc.pipeline.compiled import Compiled, compiled
 from blockc.proof import prove
 from blockc.proof.cases import Case
-from blockc.proof.feeding import empty_pasts
+from blockc.proof.feeding import empty_states
 from blockc.proof.matrix import TOLERANCE
 from blockc.proof.runners import Onnx, Oracle
 from blockc.source import parse
@@ -239,7 +239,7 @@ def test_decoding_after_a_prompt_padded_on_the_right(name: str) -> None:
     names = [value.name for value in runner.session.get_outputs()]
     known = {value.name for value in runner.session.get_inputs()}
     weights = {path: a.astype(np.float32) for path, a in params.items()}
-    state = empty_pasts(model.flat(CPU), Case("", tuple(rows), (0, 0), (9,)))
+    state = empty_states(model.contract(CPU), Case("", tuple(rows), (0, 0), (9,)))
     parts: list[NDArray[np.generic]] = []
     for start, end in ((0, 6), (6, 7), (7, 8), (8, 9)):
         given = {

@@ -50,7 +50,7 @@ def attending(values: str = "v", **at: Change) -> Function:
 
     ids, x = (Node(Input(type_, token_axis=1), (), name) for name, type_ in (("input_ids", IDS), ("x", STREAM)))
     mask = Node(Input(tensor("int", B, T)), (), "attention_mask")
-    pasts = [Node(Input(tensor("float", B, 2, P, 16), past=True), (), f"past_{what}") for what in ("key", "value")]
+    pasts = [Node(Input(tensor("float", B, 2, P, 16), past=what), (), f"past_{what}") for what in ("key", "value")]
     queries, keys = apply(QueryPositions(), mask[0], ids[0], name="q_at"), apply(KeyPositions(), mask[0], name="k_at")
     seen = here("mask", apply(Visible(), queries, keys, name="seen"))
     table = node(RotaryTable(100.0, 8, 16), ids[0], name="table")

@@ -19,6 +19,7 @@ import tokenizers
 from blockc import api
 from blockc.cli import app, guarded
 from blockc.graph import interp
+from blockc.graph.contract import Contract
 from blockc.graph.target import Logits, Target
 from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import PORTABLE, Compiled, compiled
@@ -198,6 +199,10 @@ def graph(model: Compiled, target: Target = PORTABLE) -> tuple[bytes, dict[str, 
     return model.onnx(target, params), params
 
 
+def serves(model: Compiled, target: Target = PORTABLE) -> Contract:
+    return model.contract(target)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kv_heads", ["", ", kv_heads: 4"])
 def test_layers_of_unlike_caches_generate(kv_heads: str, target: Target, tmp_path: Path) -> None:
@@ -210,24 +215,23 @@ def test_layers_of_unlike_caches_generate(kv_heads: str, target: Target, tmp_pat
         (2, 16),
         (4 if kv_heads else 2, 32),
     ]
-    decoder = config(data, SAYS, 64)["model"]["decoder"]
+    decoder = config(model.contract(target), SAYS, 64)["model"]["decoder"]
     assert "head_size" not in decoder and decoder.get("num_key_value_heads") == (None if kv_heads else 2)
     assert decoder["num_hidden_layers"] == 3
-    for name, held in {"model.onnx": data, **files(data, SAYS, 64)}.items():
+    for name, held in {"model.onnx": data, **files(model.contract(target), SAYS, 64)}.items():
         (tmp_path / name).write_bytes(held)
     assert generated(tmp_path, [FIRST, SECOND]) == [greedy(model, params, row) for row in (FIRST, SECOND)]
 
 
 def test_layers_that_remember_are_counted_and_no_others() -> None:
-    data, _ = graph(said(SOME))
-    decoder = config(data, SAYS, 64)["model"]["decoder"]
+    decoder = config(serves(said(SOME)), SAYS, 64)["model"]["decoder"]
     assert (decoder["num_hidden_layers"], decoder["num_key_value_heads"], decoder["head_size"]) == (1, 2, 16)
 
 
 def test_the_configuration_is_what_the_graph_says() -> None:
     """Another graph, another configuration: nothing comes from a name or from the spec."""
-    data, _ = graph(said())
-    made = config(data, SAYS, 64)
+    contract = serves(said())
+    made = config(contract, SAYS, 64)
     assert made["model"]["decoder"]["inputs"] == {
         "input_ids": "input_ids",
         "attention_mask": "attention_mask",
@@ -236,10 +240,7 @@ def test_the_configuration_is_what_the_graph_says() -> None:
         "past_value_names": "past_key_values.%d.value",
     }
     assert (made["model"]["vocab_size"], made["model"]["context_length"], made["search"]["max_length"]) == (96, 64, 64)
-    model = onnx.load_from_string(data)
-    del model.graph.input[2]
-    model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 97
-    made = config(model.SerializeToString(), SAYS, 64)
+    made = config(replace(contract, inputs=contract.inputs[:2], vocab=97), SAYS, 64)
     assert "position_ids" not in made["model"]["decoder"]["inputs"] and made["model"]["vocab_size"] == 97
 
 
@@ -247,7 +248,7 @@ def test_a_buffer_is_shared_only_where_every_layer_writes_in_place() -> None:
     """head_dim 12 is none that onnxruntime's fused attention takes, so that one layer of these joins its cache."""
     odd = "layers={pattern: [plain, odd], kinds: {plain: {}, odd: {attention: {head_dim: 12, rope: none}}}}"
     shared = [
-        config(graph(said("depth=2", *change), target)[0], SAYS, 64)["search"]["past_present_share_buffer"]
+        config(serves(said("depth=2", *change), target), SAYS, 64)["search"]["past_present_share_buffer"]
         for change, target in (((), PORTABLE), ((), FUSED), ((odd,), FUSED))
     ]
     assert shared == [False, True, False]
@@ -258,7 +259,7 @@ def test_genai_takes_no_key_that_it_does_not_know(place: str, tmp_path: Path) ->
     """So that to be loaded is to be read: each key that is written is one of genai's."""
     data, _ = graph(said())
     (tmp_path / "model.onnx").write_bytes(data)
-    made = config(data, SAYS, 64)
+    made = config(serves(said()), SAYS, 64)
     assert made.keys() == {"model", "search"}, "genai lets strange sections stand"
     (tmp_path / CONFIG).write_text(json.dumps(made))
     onnxruntime_genai.Model(str(tmp_path))
@@ -276,9 +277,8 @@ def test_genai_takes_no_key_that_it_does_not_know(place: str, tmp_path: Path) ->
 
 def special(**companions: Any) -> dict[str, Any]:
     """The ids and the defaults of sampling, from these companions."""
-    data, _ = graph(said())
     held = {f"{name}.json": json.dumps(value).encode() for name, value in companions.items()}
-    made = config(data, held, 64)
+    made = config(serves(said()), held, 64)
     ids = {key: value for key, value in made["model"].items() if key.endswith("_token_id")}
     return ids | {
         key: value for key, value in made["search"].items() if key not in ("max_length", "past_present_share_buffer")
@@ -309,7 +309,7 @@ def test_sampling_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     data, _ = graph(said())
     for name, held in {
         "model.onnx": data,
-        **files(data, {"generation_config.json": json.dumps(config_).encode()}, 64),
+        **files(serves(said()), {"generation_config.json": json.dumps(config_).encode()}, 64),
     }.items():
         (tmp_path / name).write_bytes(held)
     onnxruntime_genai.Model(str(tmp_path))
@@ -354,37 +354,39 @@ def test_special_tokens_of_a_gguf_file() -> None:
 
 def test_an_encoder_is_refused() -> None:
     with pytest.raises(GenaiError, match="with a cache, and this model has none: it looks both ways"):
-        config(graph(said("attention.causal=false"))[0], SAYS, 64)
+        config(serves(said("attention.causal=false")), SAYS, 64)
 
 
 def test_a_buffer_of_the_portable_graph_is_refused() -> None:
     with pytest.raises(GenaiError, match="does not feed model.onnx its input write_indices: build with --cache joined"):
-        config(graph(said(), Target(cache="buffer"))[0], SAYS, 64)
+        config(serves(said(), Target(cache="buffer")), SAYS, 64)
 
 
 def test_a_graph_that_picks_is_refused() -> None:
     with pytest.raises(GenaiError, match="picks from all logits of a token: build with --logits last"):
-        config(graph(said(), Target(logits=5))[0], SAYS, 64)
+        config(serves(said(), Target(logits=5)), SAYS, 64)
+
+
+LATENT = {"state": "latent", "past": "past_key_values.0.latent", "present": "present.0.latent"}
 
 
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
-        (lambda g: g.input.pop(), "one key and one value for each layer"),
-        (lambda g: g.output.pop(), "one key and one value for each layer"),
-        (lambda g: g.input[3].type.tensor_type.shape.dim.pop(), r"past_key_values.0.key is \['batch_size', 2, 'past_"),
-        (lambda g: g.output[0].type.tensor_type.shape.dim.pop(), r"logits are \['batch_size', 'sequence_length'\]"),
+        (lambda held: held[:-1], "one key and one value for each layer"),
+        (lambda held: (replace(held[0], **LATENT), *held[1:]), "one key and one value for each layer"),
+        (lambda held: (replace(held[0], shape=("B", "P", 32), grows=1), *held[1:]), r"key is \[B, P, 32\]"),
+        (lambda held: (replace(held[0], shape=("B", 2, 3, 16), grows=None), *held[1:]), r"key is \[B, 2, 3, 16\]"),
     ],
 )
-def test_a_graph_of_another_form_is_refused(edit: Any, why: str) -> None:
-    model = onnx.load_from_string(graph(said())[0])
-    edit(model.graph)
+def test_a_cache_of_another_form_is_refused(edit: Any, why: str) -> None:
+    contract = serves(said())
     with pytest.raises(GenaiError, match=why):
-        config(model.SerializeToString(), SAYS, 64)
+        config(replace(contract, held=edit(contract.held)), SAYS, 64)
 
 
 def test_a_model_without_weights_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    with pytest.raises(GenaiError, match=r"its input embedding\.weight: it is a weight, .* build with --weights PATH"):
+    with pytest.raises(GenaiError, match="feeds a model no weights: build with --weights PATH"):
         api.build(twin("gpt2"), tmp_path / "out", proof=False, runtime="genai")
     assert not list(tmp_path.iterdir())
 
@@ -423,9 +425,9 @@ def test_a_tokenizer_without_its_configuration_is_given_one(tmp_path: Path) -> N
         "chat_template.jinja": b"{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}",
     }
     data, _ = graph(said())
-    made = files(data, held, 64)
+    made = files(serves(said()), held, 64)
     assert made.keys() == {CONFIG, "tokenizer_config.json"}
-    assert files(data, {**held, "tokenizer_config.json": b"{}"}, 64).keys() == {CONFIG}
+    assert files(serves(said()), {**held, "tokenizer_config.json": b"{}"}, 64).keys() == {CONFIG}
     for name, content in {"model.onnx": data, **held, **made}.items():
         (tmp_path / name).write_bytes(content)
     model: Any = onnxruntime_genai.Model(str(tmp_path))

@@ -27,7 +27,7 @@ from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import Compiled, compiled
 from blockc.proof.matrix import FLOATS, TOLERANCE
 from blockc.runtime import ProviderError, Sampler, Session, SessionError
-from blockc.runtime.cache import Held
+from blockc.runtime.cache import Kept
 from blockc.source import parse
 from blockc.weights.rules import random_parameters
 from tests.checkpoints import save, twin
@@ -150,7 +150,7 @@ def test_a_batch_of_unlike_rows_is_what_the_oracle_says_of_each(
 ) -> None:
     """Greedy tokens and logits are the oracle's, and in a batch they are those of a row alone."""
     session, prompts = Session(folders[name, target], threads=1), rows(name)
-    assert session.model.feeding == feeding(name, target)
+    assert session.model.contract.feeding == feeding(name, target)
     wanted = [greedy(name, tuple(row)) for row in prompts]
     assert columns(session.generate(prompts, NEW)) == wanted
     session.reset()
@@ -183,12 +183,13 @@ def test_a_cache_is_one_buffer_and_steps_take_no_memory(target: str, folders: di
         tensors = session.inputs | session.outputs
         return {name: tensor.value.data_ptr() for name, tensor in tensors.items() if name != "attention_mask"}
 
-    pasts = {past.present: held.buffers[past.name].data_ptr() for past in session.model.pasts}
+    pasts = {each.present: held.buffers[each.past].data_ptr() for each in session.model.contract.held}
     before = small()
     for _ in range(NEW - 1):
         session.decode([1, 2, 3])
         logits, *presents = held.binding.get_outputs()
-        assert {p.present: value.data_ptr() for p, value in zip(session.model.pasts, presents, strict=True)} == pasts
+        states = zip(session.model.contract.held, presents, strict=True)
+        assert {each.present: value.data_ptr() for each, value in states} == pasts
         assert {value.shape()[2] for value in presents} == {7 + NEW}
         assert logits.data_ptr() == session.outputs["logits"].value.data_ptr()
         assert small() == before
@@ -197,7 +198,7 @@ def test_a_cache_is_one_buffer_and_steps_take_no_memory(target: str, folders: di
 
 def test_in_a_mixed_model_each_layer_keeps_its_cache_as_it_can(folders: dict[tuple[str, str], Path]) -> None:
     session = Session(folders["mixed", "fused"], threads=1)
-    assert [(p.name, p.in_place) for p in session.model.pasts] == [
+    assert [(held.past, held.in_place) for held in session.model.contract.held] == [
         (f"past_key_values.{i}.{part}", i == 0) for i in range(2) for part in ("key", "value")
     ]
 
@@ -341,7 +342,7 @@ def test_the_provider_that_was_asked_for_is_the_one_that_runs(
 
 
 def test_bf16_is_held_as_its_bits() -> None:
-    held = Held(16)
+    held = Kept(16)
     held.shaped(2, 3)[:] = 0x3FC0
     assert held.value.element_type() == 16 and held.value.shape() == [2, 3]
     assert held.value.data_ptr() == held.array.ctypes.data

@@ -14,11 +14,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from blockc.graph.contract import Contract
 from blockc.graph.target import Target
 from blockc.ir import Array
 from blockc.runtime import ProviderError, Sampler, Session, SessionError, Top, greedy
 from blockc.runtime import opening as sessions
-from blockc.runtime.cache import Cache, Held, Placed
+from blockc.runtime.cache import Cache, Kept, Placed
 from blockc.runtime.opening import Opened, opened
 from blockc.runtime.sampling import highest
 from blockc.runtime.session import ROUND
@@ -78,7 +79,7 @@ def captured(folder: Path) -> tuple[Session, Spy]:
 @pytest.mark.parametrize("target", TOPS)
 def test_the_likeliest_token_is_the_oracles_in_a_batch_and_alone(target: str, folders: dict[str, Path]) -> None:
     session, prompts = Session(folders[target], threads=1), rows(NAME)
-    assert session.model.top == TOPS[target].top and session.model.vocab == 96
+    assert session.model.contract.top == TOPS[target].top and session.model.vocab == 96
     wanted = [oracles(NAME, tuple(row)) for row in prompts]
     assert columns(session.generate(prompts, NEW)) == wanted
     assert columns(session.generate(prompts[1:2], NEW)) == wanted[1:2]
@@ -86,7 +87,7 @@ def test_the_likeliest_token_is_the_oracles_in_a_batch_and_alone(target: str, fo
     whole = np.stack([truth(NAME, tuple(row))[-1] for row in prompts])
     held = session.prefill(prompts, room=1)
     assert isinstance(held, Top) and held.logits.dtype == np.float32 and held.tokens.dtype == np.int64
-    expected = np.argsort(-whole, axis=-1, kind="stable")[:, : session.model.top]
+    expected = np.argsort(-whole, axis=-1, kind="stable")[:, : session.model.contract.top]
     if TOPS[target].dtype == "fp32":
         np.testing.assert_array_equal(held.tokens, expected)
     np.testing.assert_allclose(held.logits, np.take_along_axis(whole, held.tokens, -1), atol=1e-2 * whole.std())
@@ -144,8 +145,8 @@ def addresses(session: Session) -> dict[str, tuple[int, tuple[int, ...]]]:
     found = {name: (tensor.value.data_ptr(), tuple(tensor.value.shape())) for name, tensor in tensors.items()}
     for value, output in zip(step.binding.get_outputs(), session.model.session.get_outputs(), strict=True):
         assert found.setdefault(output.name, (value.data_ptr(), tuple(value.shape())))[0] == value.data_ptr()
-    for past in session.model.pasts:
-        assert found[past.present][0] == step.cache.buffers[past.name].data_ptr()
+    for held in session.model.contract.held:
+        assert found[held.present][0] == step.cache.buffers[held.past].data_ptr()
     return found
 
 
@@ -175,7 +176,7 @@ def test_a_bound_step_that_is_not_captured_is_a_call_too(
     session, prompts = Session(folders[target], threads=1), rows(NAME)
     wanted = [oracles(NAME, tuple(row)) for row in prompts]
     assert columns(session.generate(prompts, NEW)) == wanted and session.step is None
-    monkeypatch.setattr(Opened, "bound", Opened.fixed)
+    monkeypatch.setattr(Opened, "bound", property(lambda model: model.contract.fixed))
     assert columns(session.generate(prompts, NEW)) == wanted and session.step is not None
     assert session.step.options is None and session.step.inputs["attention_mask"].array.shape == (3, 7 + NEW - 1)
 
@@ -233,7 +234,7 @@ def test_what_a_step_reads_elsewhere_lies_there(folders: dict[str, Path], monkey
     model = opened(folders["for cuda"], "cpu", 1, True)
     cache = Cache(model, 2, 16)
     cache.model = replace(model, provider="cuda")
-    monkeypatch.setattr(cache, "bind", lambda binding, past: None)
+    monkeypatch.setattr(cache, "bind", lambda binding, held: None)
     asked: list[str] = []
 
     def on_the_cpu(element: int, shape: tuple[int, ...], provider: str) -> Placed:
@@ -243,8 +244,8 @@ def test_what_a_step_reads_elsewhere_lies_there(folders: dict[str, Path], monkey
     monkeypatch.setattr("blockc.runtime.step.Placed", on_the_cpu)
     step = Step(cache, 1)
     assert all(isinstance(tensor, Placed) for tensor in step.inputs.values())
-    assert asked == ["cuda"] * len(model.inputs)
-    assert all(isinstance(tensor, Held) for tensor in step.outputs.values()), "bf16 logits are read there as their bits"
+    assert asked == ["cuda"] * len(model.contract.inputs)
+    assert all(isinstance(tensor, Kept) for tensor in step.outputs.values()), "bf16 logits are read there as their bits"
     assert step.options is None
 
 
@@ -290,6 +291,6 @@ def test_lengths_are_rounded_so_that_few_are_captured() -> None:
 
 
 _Bare: Any = sessions.Opened(
-    name="", context=1000, vocab=1, provider="cpu", feeding="rows", one_row=True, last=True,
-    inputs=frozenset(), outputs={}, element=1, pasts=(), session=None,
+    name="", context=1000, vocab=1, provider="cpu", contract=Contract((), (), (), "rows", True, 1, ()),
+    element=1, session=None,
 )  # fmt: skip

@@ -183,10 +183,10 @@ def test_rows_are_padded_on_the_right_where_attention_goes_by_their_lengths() ->
         lowered = any(layer.keys.attention and layer.keys.attention.alibi for layer in model.spec.distinct)
         for each in (model, compiled(shrink(model.spec))):
             narrow = name == "block-4x4" or (name == "stablelm-3b" and each is model)
-            expected = "any" if narrow or lowered else "right"
-            assert each.padding(CUDA) == each.padding(ROWS) == expected, name
-            assert each.padding(Target("cpu")) == each.padding(Target()) == "any"
-            assert any(isinstance(n.op, RowQueryAttention) for n in each.flat(CUDA).nodes) == (expected == "right")
+            expected = "joined" if narrow or lowered else "rows"
+            assert each.contract(CUDA).feeding == each.contract(ROWS).feeding == expected, name
+            assert each.contract(Target("cpu")).feeding == each.contract(Target()).feeding == "joined"
+            assert any(isinstance(n.op, RowQueryAttention) for n in each.flat(CUDA).nodes) == (expected == "rows")
 
 
 @pytest.mark.parametrize("name", SPECS)

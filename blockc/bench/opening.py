@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from blockc.basics.jsonfile import FileError, json_object
+from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, Contract, Held, Port, past_of, present_name
 from blockc.graph.target import Provider
 from blockc.products.manifest import MANIFEST, MODEL
 from blockc.runtime import Session, SessionError
-from blockc.runtime.opening import ONNX_FLOATS, Opened, Past, session_at
+from blockc.runtime.opening import ONNX_FLOATS, Opened, session_at
 
-_INPUTS = ("input_ids", "attention_mask", "position_ids")
-_INT64 = 7
+_INPUTS = {IDS: ("B", "S"), MASK: ("B", "P + S"), POSITIONS: ("B", "S")}
 _UNKNOWN = 1 << 31  # tokens: no context that anything says
 _IN_PLACE = "GroupQueryAttention"
 
@@ -86,26 +86,29 @@ def _foreign(folder: Path, provider: Provider, threads: int, shared: bool, prepa
     names = [value.name for value in session.get_inputs()]
     outputs = {value.name: value for value in session.get_outputs()}
     _refuse_names(folder, names, outputs)
-    pasts = tuple(_past(folder, value, shared) for value in session.get_inputs() if _is_past(value.name))
-    kinds = {value.type for value in session.get_inputs() if _is_past(value.name)} | {outputs["logits"].type}
+    held = tuple(_held_by(folder, value, shared) for value in session.get_inputs() if _is_past(value.name))
+    kinds = {value.type for value in session.get_inputs() if _is_past(value.name)} | {outputs[LOGITS].type}
     if len(kinds) != 1 or not kinds <= ONNX_FLOATS.keys():
         raise SessionError(f"{folder}: cache and logits are {', '.join(sorted(kinds))}: one float type is taken")
-    shape = outputs["logits"].shape
+    shape = outputs[LOGITS].shape
     if len(shape) != 3 or not isinstance(shape[2], int):
         raise SessionError(f"{folder}: logits are {shape}, and the vocabulary is wanted as the third number")
-    element = ONNX_FLOATS[kinds.pop()]
+    contract = Contract(
+        inputs=tuple(Port(name, "int", _INPUTS[name]) for name in names if name in _INPUTS),
+        outputs=(Port(LOGITS, "float", ("B", 1 if shape[1] == 1 else "S", shape[2])),),
+        held=held,
+        feeding="joined",
+        one_row=True,
+        vocab=shape[2],
+        sides=(),
+    )
     return Opened(
         name=folder.name,
         context=_genai(folder, "context_length") or _UNKNOWN,
         vocab=shape[2],
         provider=provider,
-        feeding="joined",
-        one_row=True,
-        last=shape[1] == 1,
-        inputs=frozenset(names) & frozenset(_INPUTS),
-        outputs={"logits": (element, shape[2])},
-        element=element,
-        pasts=pasts,
+        contract=contract,
+        element=ONNX_FLOATS[kinds.pop()],
         session=session,
     )
 
@@ -122,25 +125,24 @@ def _refuse_names(folder: Path, names: Sequence[str], outputs: dict[str, Any]) -
             f"{folder / MODEL}: unknown inputs {', '.join(unknown[:3])}{more}: "
             f"{', '.join(_INPUTS)} and past_key_values.<i>.key and .value are fed"
         )
-    if absent := [name for name in ("logits", *map(_present, pasts)) if name not in outputs]:
+    presents = [present_name(*found) for name in pasts if (found := past_of(name))]
+    if absent := [name for name in (LOGITS, *presents) if name not in outputs]:
         raise SessionError(f"{folder / MODEL}: no output is called {absent[0]}")
 
 
-def _past(folder: Path, value: Any, shared: bool) -> Past:
+def _held_by(folder: Path, value: Any, shared: bool) -> Held:
     heads, head_dim = value.shape[1], value.shape[3]
     if not isinstance(head_dim, int):  # genai's builder has a word in its place
         head_dim = _genai(folder, "decoder", "head_size")
     if not (isinstance(heads, int) and isinstance(head_dim, int)):
         raise SessionError(f"{folder / MODEL}: {value.name} is {value.shape}: heads and head_dim are wanted as numbers")
-    return Past(value.name, _present(value.name), heads, head_dim, shared)
+    number, state = past_of(value.name) or (0, "")
+    shape = ("B", heads, "P", head_dim)
+    return Held(value.name, present_name(number, state), number, state, "float", shape, 2, shared)
 
 
 def _is_past(name: str) -> bool:
-    return name.startswith("past_key_values.")
-
-
-def _present(past: str) -> str:
-    return past.replace("past_key_values", "present", 1)
+    return past_of(name) is not None
 
 
 def _genai(folder: Path, *keys: str) -> int | None:

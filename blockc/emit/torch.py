@@ -17,7 +17,22 @@ from typing import Any
 import jinja2
 
 from blockc.emit.loading import Loading
-from blockc.ir import Function, Input, Loop, Node, T, Type, Value, called, functions, is_call, parameters, period, roll
+from blockc.graph.contract import LOGITS, POSITIONS, Contract, Held, contract
+from blockc.ir import (
+    Function,
+    Loop,
+    Node,
+    T,
+    Type,
+    Value,
+    called,
+    functions,
+    is_call,
+    is_past,
+    parameters,
+    period,
+    roll,
+)
 from blockc.ops import Linear
 
 _LINE, _BODY = 120, " " * 8  # of model.py
@@ -84,14 +99,15 @@ def emit(function: Function, *, name: str, summary: str, load: Loading, init: fl
     `load` is what the loading template prints; `init` is the standard deviation of new matrices.
     """
     *inner, root = functions(function)
-    pasts = [n for n in root.inputs if _is_past(n)]
+    serves = contract(root)
     reads = _reads(root)
     loss, labels = _LOSSES[root.causal]
     helpers = _helpers(function, [*(["query_positions"] if reads else []), loss])
     body = _Body(root, helpers)
+    logits = body[dict(root.outputs)[LOGITS]]
     return (
         _environment()
-        .get_template(f"torch/{'cached' if pasts else 'plain'}.py.j2")
+        .get_template(f"torch/{'cached' if serves.held else 'plain'}.py.j2")
         .render(
             name=name,
             summary=summary,
@@ -100,11 +116,17 @@ def emit(function: Function, *, name: str, summary: str, load: Loading, init: fl
             helpers=[_definition(helper) for helper in helpers],
             classes=[_class(f, helpers) for f in inner],
             root=Class(
-                "Model", summary, tuple(_declarations(root)), (), tuple(body.steps), (body[root.outputs[0][1]],), reads
+                "Model",
+                summary,
+                tuple(_declarations(root)),
+                (),
+                tuple(body.steps),
+                (logits,),
+                reads,
             ),
             table=next(param.name for param in root.own_params),
             ties=list(_ties(root)),
-            cache=_cache_shapes(root, pasts),
+            cache=_cache(root, serves),
             load=load,
             loss=loss,
             labels=labels,
@@ -124,11 +146,7 @@ _LOSSES = {
 def _reads(root: Function) -> tuple[str, ...]:
     """position_ids, where anything in the model reads it."""
     used = {value.node.name for n in root.nodes for value in n.inputs}
-    return ("position_ids",) if "position_ids" in used else ()
-
-
-def _is_past(n: Node) -> bool:
-    return isinstance(n.op, Input) and n.op.past
+    return (POSITIONS,) if POSITIONS in used else ()
 
 
 def _class(function: Function, helpers: Sequence[str]) -> Class:
@@ -159,7 +177,7 @@ class _Body:
         self.function = function
         self.names: dict[Value, str] = {n[0]: n.name for n in function.inputs}
         self.taken = {*self.names.values(), *_RESERVED, *helpers}
-        self.pasts = {n[0] for n in function.inputs if _is_past(n)}
+        self.pasts = {n[0] for n in function.inputs if is_past(n)}
         self.layers = [n for n in function.nodes if is_call(n) and "." in n.name]
         self.stateful = [n for n in self.layers if any(v in self.pasts for v in n.inputs)]
         self.lends = {v.node for n in function.nodes for v in n.inputs if v.index and is_call(v.node)}
@@ -200,9 +218,9 @@ class _Body:
                     {"callee": _member(n.name), "arguments": plain, "index": index,
                      "present": self._present(n, targets)})  # fmt: skip
 
-    def _present(self, n: Node, targets: Sequence[str]) -> list[str]:
+    def _present(self, n: Node, targets: Sequence[str]) -> str:
         """Those of a call's targets that are its present, in the order of its past."""
-        return [targets[value.index] for _, value in self.function.outputs[1:] if value.node is n]
+        return _tuple([targets[value.index] for _, value in self.function.outputs[1:] if value.node is n])
 
     def _loop(self, loop: Loop) -> Step:
         """for layer, past in zip(self.layers, past_key_values): what varies is zipped, what is fixed is passed."""
@@ -304,17 +322,41 @@ def _ties(root: Function) -> Iterator[tuple[str, str]]:
                 yield f"{n.name}.{owned.name}", held.name
 
 
-def _cache_shapes(root: Function, pasts: Sequence[Node]) -> dict[str, Any]:
-    """(heads, head_dim) of each layer's states, as one period and how often it is laid."""
-    layers = [
-        tuple((v.type.shape[1].value, v.type.shape[3].value) for v in n.inputs if v.node in pasts)
-        for n in root.nodes
-        if any(v.node in pasts for v in n.inputs)
-    ]
+def _cache(root: Function, serves: Contract) -> dict[str, Any]:
+    """What each layer holds, as one period and how often it is laid; and where the length of a cache is read."""
+    groups = _by_layer(root, serves)
+    layers = [tuple(held.sized(0, 0)[1:] for held in group) for group in groups]
     length = period(tuple(layers)) if layers else 0
     if length and len(layers) % length:
         length = len(layers)
-    return {"period": [str(layer) for layer in layers[:length]], "times": len(layers) // length if length else 0}
+    in_heads = all(held.grows == 2 and len(held.shape) == 4 for held in serves.held)
+    shown = [tuple((shape[0], shape[2]) for shape in layer) for layer in layers] if in_heads else layers
+    return {
+        "empty": "empty_cache" if in_heads else "empty_states",
+        "total": f"{_length(groups)}tokens",
+        "period": [_tuple(list(map(str, layer))) for layer in shown[:length]],
+        "times": len(layers) // length if length else 0,
+    }
+
+
+def _by_layer(root: Function, serves: Contract) -> list[list[Held]]:
+    """The states of each layer that has some."""
+    known = {held.past: held for held in serves.held}
+    groups = ([known[v.node.name] for v in n.inputs if is_past(v.node)] for n in root.nodes)
+    return [group for group in groups if group]
+
+
+def _length(groups: Sequence[Sequence[Held]]) -> str:
+    """How many tokens a cache holds, read off the first state that grows; nothing where none does."""
+    for i, group in enumerate(groups):
+        for j, held in enumerate(group):
+            if held.grows is not None:
+                return f"past_key_values[{i}][{j}].shape[{held.grows}] + "
+    return ""
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
 def _init(function: Function, std: float) -> dict[str, Any]:

@@ -30,6 +30,8 @@ def run(
         arrays.append(array.astype(np.float64) if n.types[0].dtype == "float" else array)
         _bind(n.types[0], array, sizes)
     for n, array in zip(function.inputs, arrays, strict=True):
+        _solve(n.types[0], array, sizes)
+    for n, array in zip(function.inputs, arrays, strict=True):
         _check(n.name, n.types[0], array, sizes)
     results = _run(function, arrays, params, sizes, "", watch)
     return dict(zip(function.output_names, results, strict=True))
@@ -40,6 +42,15 @@ def _bind(type_: Type, array: Array, sizes: dict[str, int]) -> None:
     for dim, extent in zip(type_.shape, array.shape, strict=False):
         if dim.symbol is not None:
             sizes.setdefault(dim.symbol, extent)
+
+
+def _solve(type_: Type, array: Array, sizes: dict[str, int]) -> None:
+    """The one symbol of an axis that is not known yet: P of P + S, where no past has it as an axis."""
+    for dim, extent in zip(type_.shape, array.shape, strict=False):
+        unknown = [term for term in dim.terms if any(symbol not in sizes for symbol in term[0])]
+        if len(unknown) == 1 and len(unknown[0][0]) == unknown[0][1] == 1:
+            (name,) = unknown[0][0]
+            sizes[name] = extent - dim.at({**sizes, name: 0})
 
 
 def _check(name: str, type_: Type, array: Array, sizes: dict[str, int]) -> None:

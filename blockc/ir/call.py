@@ -11,12 +11,15 @@ from blockc.ir.types import GraphError, Type
 
 @dataclass(frozen=True)
 class Input(Op):
-    """A function's input. `token_axis` runs over the new tokens; `grows` is an axis that spans past and new tokens."""
+    """A function's input. `token_axis` runs over the new tokens; `grows` is an axis that spans past and new tokens.
+
+    `past` names the state (key, value, tail) that an earlier call gave: only `with_cache` makes such inputs.
+    """
 
     type: Type
     token_axis: int | None = None
     grows: int | None = None
-    past: bool = False  # what an earlier call returned: set by with_cache
+    past: str | None = None
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         return (self.type,)
@@ -49,3 +52,8 @@ def called(call: Node) -> Function:
 
 def is_call(n: Node) -> bool:
     return isinstance(n.op, Call)
+
+
+def is_past(n: Node) -> bool:
+    """Whether this is an input for what an earlier call gave."""
+    return isinstance(n.op, Input) and n.op.past is not None

@@ -8,6 +8,7 @@
     torch      PyTorch: the expression that calls it
     onnx       the lowering to the standard dialect
     tokenwise  over which axes it works token by token; `reach` follows from it
+    state      what a later call needs again, and how it is held
     samples    operands on which all of these are compared
 
 An op imports NumPy only: the torch rule gives text, the ONNX rule receives a builder.
@@ -15,16 +16,17 @@ An op imports NumPy only: the torch rule gives text, the ONNX rule receives a bu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from numpy.typing import NDArray
 
 from blockc.ir.dims import Dim, dim
-from blockc.ir.reach import Constant, Leaks, Reach, Tokens, along
+from blockc.ir.reach import Constant, Leaks, Reach, Sides, Tokens, along
 from blockc.ir.types import GraphError, Param, Type
 
+USUAL = {"usual": True}  # of a field whose default is left out of a graph's text
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
 OnnxValue = Any  # a value of the builder's own kind, opaque to an op
@@ -65,12 +67,23 @@ class TokenAxes:
 
 
 @dataclass(frozen=True)
-class State:
-    """An operand that a later call needs again: it grows along `axis` by the past tokens."""
+class Grows:
+    """A state that is longer after each call: operand `operand`, along `axis`, of all tokens so far."""
 
+    name: str
     operand: int
     axis: int
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A state of one size, zeros before the first call. The op's `going_on` reads it and gives the next one."""
+
     name: str
+    type: Type
+
+
+State = Grows | Carried
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,8 @@ class Op:
     """One operation. Subclasses are frozen dataclasses whose fields are all that the operation depends on."""
 
     output_names: ClassVar[tuple[str, ...]] = ("out",)
+    by_rows: ClassVar[bool] = False  # goes by the lengths of rows, which stand at the left
+    one_row: ClassVar[bool] = False  # takes several new tokens on a past in one row only
 
     @property
     def name(self) -> str:
@@ -139,7 +154,20 @@ class Op:
                 return (Leaks(f"{self.name} mixes tokens of different times"),) * count
         return tuple(Tokens(axis) for axis in axes.outputs)
 
-    def state(self) -> tuple[State, ...]:
+    def state(self, *args: Type) -> tuple[State, ...]:
+        """What a later call needs again, of operands of these types."""
+        return ()
+
+    def going_on(self) -> Op:
+        """The op that goes on from carried states: its last operands are theirs, and its last outputs the next ones."""
+        raise NotImplementedError
+
+    def shares(self) -> Mapping[int, int]:
+        """Operands that may be the same memory as an output: the op writes into the state that it reads."""
+        return {}
+
+    def sides(self) -> tuple[Sides, ...]:
+        """The lengths of calls at which the op computes otherwise."""
         return ()
 
     @staticmethod

@@ -93,7 +93,8 @@ def _types(n: Node) -> str:
 def _fields(n: Node) -> Iterator[tuple[str, object]]:
     for f in dataclasses.fields(n.op):
         value = getattr(n.op, f.name)
-        if value is not None and value is not False:
+        usual = f.metadata.get("usual") and value == f.default
+        if value is not None and value is not False and not usual:
             yield f.name, value
 
 

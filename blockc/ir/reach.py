@@ -6,6 +6,7 @@ outputs; `passes.verify` walks the graph with it and refuses a function that dec
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -73,3 +74,18 @@ def along(reach: Reach) -> Reach:
     if isinstance(reach, Clock):
         return Tokens(reach.axis) if reach.ahead <= 0 and not reach.far else Leaks("a clock that runs ahead")
     return reach
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Which lengths of a call have the same frequencies: all up to `original`, and beyond it all, or each its own."""
+
+    original: int
+    grows: bool
+
+    def of(self, length: int) -> int:
+        """Lengths of one number are alike."""
+        return max(length, self.original) if self.grows else int(length > self.original)
+
+    def alike(self, lengths: Iterable[int]) -> bool:
+        return len({self.of(length) for length in lengths}) <= 1

@@ -38,7 +38,6 @@ from blockc.ops.scaling import (
     LongropeByLength,
     LongropeScaling,
     Scaling,
-    Sides,
     YarnScaling,
 )
 from blockc.ops.sinks import SinkAttention, Sinks
@@ -98,7 +97,6 @@ __all__ = [
     "Scale",
     "Scaling",
     "Shift",
-    "Sides",
     "Silu",
     "SinkAttention",
     "Sinks",

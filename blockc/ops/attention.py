@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from blockc.ir import Arrays, Dim, OnnxBuilder, OnnxValue, Op, Sample, State, TokenAxes, Type, dim, expect, product
+from blockc.ir import (
+    Arrays,
+    Dim,
+    Grows,
+    OnnxBuilder,
+    OnnxValue,
+    Op,
+    Sample,
+    State,
+    TokenAxes,
+    Type,
+    dim,
+    expect,
+    product,
+)
+from blockc.ir.op import USUAL
 from blockc.ir.reach import Allows, Clock, Constant, Leaks, Reach, Tokens, along
 from blockc.ops.base import last, rand
 
@@ -157,8 +172,8 @@ class Attention(Op):
             return (mask if isinstance(mask, Leaks) else Leaks("attention without a causal mask"),)
         return (Tokens(mask.query_axis),)
 
-    def state(self) -> tuple[State, ...]:
-        return () if self.borrowed else (State(1, 2, "key"), State(2, 2, "value"))
+    def state(self, *args: Type) -> tuple[State, ...]:
+        return () if self.borrowed else (Grows("key", 1, 2), Grows("value", 2, 2))
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
@@ -179,31 +194,35 @@ class Attention(Op):
 
 @dataclass(frozen=True)
 class Extend(Op):
-    """y = [past, new] along the token axis: (B, heads, P, d), (B, heads, S, d) -> (B, heads, P + S, d)"""
+    """y = [past, new] along the token axis: of keys (B, heads, P, d), (B, heads, S, d) -> (B, heads, P + S, d)"""
+
+    axis: int = field(default=2, metadata=USUAL)
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         past, new = args
-        expect(past == new.with_axis(2, past.shape[2]), "the past", new.with_axis(2, past.shape[2]), past)
-        return (new.with_axis(2, past.shape[2] + new.shape[2]),)
+        wanted = new.with_axis(self.axis, past.shape[self.axis])
+        expect(past == wanted, "the past", wanted, past)
+        return (new.with_axis(self.axis, past.shape[self.axis] + new.shape[self.axis]),)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
-        return (np.concatenate(args, axis=2),)
+        return (np.concatenate(args, axis=self.axis),)
 
     def torch(self, me: str, *args: str) -> str:
-        return f"torch.cat(({args[0]}, {args[1]}), dim=2)"
+        return f"torch.cat(({args[0]}, {args[1]}), dim={self.axis})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
-        return [g.op("Concat", *args, axis=2)]
+        return [g.op("Concat", *args, axis=self.axis)]
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         past, new = reaches
-        if past == Constant() and along(new) in (Tokens(2), Constant()):
+        if past == Constant() and along(new) in (Tokens(self.axis), Constant()):
             return (along(new),)
         return (Leaks("a cache extended with a value that leaks"),)
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        return (Sample(Extend(), (rand(2, 3, 4, 5), rand(2, 3, 1, 5, seed=1))),)
+        flat = Sample(Extend(1), (rand(2, 4, 5), rand(2, 1, 5, seed=1)))
+        return Sample(Extend(), (rand(2, 3, 4, 5), rand(2, 3, 1, 5, seed=1))), flat
 
 
 @dataclass(frozen=True)

@@ -5,45 +5,57 @@ The buffer pass puts these in. Like fused ops they are never emitted as PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Op, Sample, Type, expect
+from blockc.ir.op import USUAL
 from blockc.ir.reach import Clock, Constant, Leaks, Reach, Tokens, along
 from blockc.ops.base import rand
 
 
 @dataclass(frozen=True)
 class Write(Op):
-    """y = past with new at first[b], first[b] + 1, ...: (B, heads, M, d), (B, heads, S, d), (B) -> (B, heads, M, d)"""
+    """y = past with new at first[b], first[b] + 1, ...: (B, heads, M, d), (B, heads, S, d), (B) -> (B, heads, M, d)
+
+    Along `axis`, which is 2 of keys and values in heads.
+    """
+
+    axis: int = field(default=2, metadata=USUAL)
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         past, new, first = args
-        expect(past == new.with_axis(2, past.shape[2]), "the past", new.with_axis(2, past.shape[2]), past)
+        wanted = new.with_axis(self.axis, past.shape[self.axis])
+        expect(past == wanted, "the past", wanted, past)
         expect(first == Type("int", past.shape[:1]), "where to write", Type("int", past.shape[:1]), first)
         return (past,)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         past, new, first = args
         whole = past.copy()
-        at = first[:, None] + np.arange(new.shape[2])
-        whole[np.arange(len(at))[:, None], :, at] = new.swapaxes(1, 2)
+        at = first[:, None] + np.arange(new.shape[self.axis])
+        np.moveaxis(whole, self.axis, 1)[np.arange(len(at))[:, None], at] = np.moveaxis(new, self.axis, 1)
         return (whole,)
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
-        return [g.op("TensorScatter", *args, axis=2)]
+        return [g.op("TensorScatter", *args, axis=self.axis)]
+
+    def shares(self) -> Mapping[int, int]:
+        return {0: 0}
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         past, new, first = reaches
-        if (past, first) == (Constant(), Constant()) and along(new) in (Tokens(2), Constant()):
+        if (past, first) == (Constant(), Constant()) and along(new) in (Tokens(self.axis), Constant()):
             return (along(new),)
         return (Leaks("a cache written with a value that leaks"),)
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        return (Sample(Write(), (rand(2, 3, 6, 5), rand(2, 3, 2, 5, seed=1), np.array([3, 0]))),)
+        first = np.array([3, 0])
+        flat = Sample(Write(1), (rand(2, 6, 5), rand(2, 2, 5, seed=1), first))
+        return Sample(Write(), (rand(2, 3, 6, 5), rand(2, 3, 2, 5, seed=1), first)), flat
 
 
 @dataclass(frozen=True)

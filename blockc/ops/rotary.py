@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from blockc.ir import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, Type, dim, expect
+from blockc.ir import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, Sides, TokenAxes, Type, dim, expect
 from blockc.ir.reach import Constant, Length, Reach
 from blockc.ops.base import rand
 from blockc.ops.scaling import (
@@ -42,6 +42,9 @@ class RotaryTable(Op):
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         return (Type("float", (*args[0].shape, dim(self.pairs + self.still))),) * 2
+
+    def sides(self) -> tuple[Sides, ...]:
+        return () if self.by_length is None else (self.by_length.sides,)
 
     @property
     def unscaled(self) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import pi
 from textwrap import fill, indent
@@ -10,6 +9,7 @@ from textwrap import fill, indent
 import numpy as np
 
 from blockc.ir import Array, OnnxBuilder, OnnxValue
+from blockc.ir.reach import Sides
 
 
 @dataclass(frozen=True)
@@ -92,21 +92,6 @@ class LongropeScaling:
 
 def _listed(factors: tuple[float, ...]) -> str:
     return f"[\n{indent(fill(', '.join(map(repr, factors)) + ',', 80), ' ' * 8)}\n    ]"
-
-
-@dataclass(frozen=True)
-class Sides:
-    """Which lengths of a call have the same frequencies: all up to `original`, and beyond it all, or each its own."""
-
-    original: int
-    grows: bool
-
-    def of(self, length: int) -> int:
-        """Lengths of one number are alike."""
-        return max(length, self.original) if self.grows else int(length > self.original)
-
-    def alike(self, lengths: Iterable[int]) -> bool:
-        return len({self.of(length) for length in lengths}) <= 1
 
 
 @dataclass(frozen=True)

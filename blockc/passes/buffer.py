@@ -1,4 +1,4 @@
-"""with_buffer: a cache of fixed length M, into which new keys and values are written where the caller says.
+"""with_buffer: a cache of fixed length M, into which what grows is written where the caller says.
 
 Past and present may then be one piece of memory: nothing is copied when a token comes.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blockc.ir import B, Function, GraphError, Input, M, Node, P, T, Type, Value
+from blockc.graph.contract import WHERE
+from blockc.ir import B, Function, GraphError, Input, M, Node, P, T, Type, Value, is_past
 from blockc.ops import Extend, QueryPositions
 from blockc.ops.buffer import PositionsFrom, Write
-
-WHERE = "write_indices"
 
 
 def with_buffer(function: Function) -> Function:
@@ -20,26 +19,22 @@ def with_buffer(function: Function) -> Function:
     Takes an inlined, cached function. The mask is 1 at every token that is or is being written, and 0 elsewhere.
     Raises GraphError for a function without a cache.
     """
-    if not any(_past(n) for n in function.inputs):
+    if not any(map(is_past, function.inputs)):
         raise GraphError("a model that remembers nothing has no cache to hold in a buffer")
     first = Node(Input(Type("int", (B,))), (), WHERE)
     new: dict[Node, Node] = {n: _fixed(n) for n in function.inputs}
     for n in function.nodes:
         values = tuple(Value(new[v.node], v.index) for v in n.inputs)
         if isinstance(n.op, Extend):
-            new[n] = n.remade(op=Write(), inputs=(*values, first[0]))
+            new[n] = n.remade(op=Write(n.op.axis), inputs=(*values, first[0]))
         elif isinstance(n.op, QueryPositions):
             new[n] = n.remade(op=PositionsFrom(), inputs=(*values, first[0]))
         else:
             new[n] = n.remade(inputs=values)
-    plain = [new[n] for n in function.inputs if not _past(n)]
-    pasts = [new[n] for n in function.inputs if _past(n)]
+    plain = [new[n] for n in function.inputs if not is_past(n)]
+    pasts = [new[n] for n in function.inputs if is_past(n)]
     outputs = tuple((name, Value(new[v.node], v.index)) for name, v in function.outputs)
     return replace(function, inputs=(*plain, first, *pasts), outputs=outputs)
-
-
-def _past(n: Node) -> bool:
-    return isinstance(n.op, Input) and n.op.past
 
 
 def _fixed(n: Node) -> Node:

@@ -1,5 +1,7 @@
 """with_cache: what an op must remember becomes inputs and outputs, through nested calls.
 
+A state that grows is joined with what an earlier call gave, one that is carried is read and given anew.
+
 What a function gives on to others is then all of it, past and new, and is its own present.
 Prefill and decode are the same cached function: with P past and S new tokens, any S.
 """
@@ -8,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from blockc.ir import Call, Function, GraphError, Input, Node, P, T, Type, Value, apply, called, is_call
+from blockc.graph.contract import past_name, present_name
+from blockc.ir import Call, Carried, Function, GraphError, Grows, Input, Node, P, T, Type, Value, apply, called, is_call
 from blockc.ops import Extend
 
 
@@ -23,7 +26,7 @@ class _Held:
 
 
 def with_cache(root: Function) -> Function:
-    """Adds past_key_values.N.key/value and present.N.key/value, N counting the stateful ops from the first layer up.
+    """Adds past_key_values.N.key and present.N.key, and so for every state; N counts the stateful ops from below.
 
     Raises GraphError for a function that is not causal: its earlier tokens would have to be computed anew.
     """
@@ -36,11 +39,9 @@ def with_cache(root: Function) -> Function:
     order = {owner: i for i, owner in enumerate(dict.fromkeys(h.owner for h in held))}
     number = {id(h): order[h.owner] for h in held}
     state = cached.inputs[len(root.inputs) :]
-    renamed = {
-        n: replace(n, name=f"past_key_values.{number[id(h)]}.{h.name}") for n, h in zip(state, held, strict=True)
-    }
+    renamed = {n: replace(n, name=past_name(number[id(h)], h.name)) for n, h in zip(state, held, strict=True)}
     outputs = cached.outputs[: len(root.outputs)] + tuple(
-        (f"present.{number[id(h)]}.{h.name}", cached.outputs[h.present][1]) for h in held
+        (present_name(number[id(h)], h.name), cached.outputs[h.present][1]) for h in held
     )
     return _rename(replace(cached, outputs=outputs), renamed)
 
@@ -112,13 +113,21 @@ class _Rewrite:
 
     def stateful(self, n: Node, inputs: tuple[Value, ...]) -> Node:
         operands, owner = list(inputs), len(self.held)
-        for state in n.op.state():
+        states = n.op.state(*(value.type for value in inputs))
+        for state in (each for each in states if isinstance(each, Grows)):
             new = operands[state.operand]
             past = self.past(n, _Held(state.name, new.type.with_axis(state.axis, P), owner))
-            extended = apply(Extend(), past, new, name=self.name(n, state.name), place=n.place)
+            extended = apply(Extend(state.axis), past, new, name=self.name(n, state.name), place=n.place)
             operands[state.operand] = self.extended[n.inputs[state.operand]] = extended
             self.present(n, state.name, extended)
-        return n.remade(inputs=tuple(operands))
+        carried = [state for state in states if isinstance(state, Carried)]
+        if not carried:
+            return n.remade(inputs=tuple(operands))
+        pasts = [self.past(n, _Held(state.name, state.type, owner)) for state in carried]
+        made = n.remade(op=n.op.going_on(), inputs=(*operands, *pasts))
+        for i, state in enumerate(carried, len(n.types)):
+            self.present(n, state.name, made[i])
+        return made
 
     def call(self, n: Node, inputs: tuple[Value, ...]) -> Node:
         inner, states = self.cache.function(called(n), tuple(value.type for value in inputs))
@@ -131,7 +140,7 @@ class _Rewrite:
 
     def past(self, n: Node, held: _Held) -> Value:
         """A new input for what an earlier call returned."""
-        made = Node(Input(held.past, past=True), (), self.name(n, f"past_{held.name}"))
+        made = Node(Input(held.past, past=held.name), (), self.name(n, f"past_{held.name}"))
         self.taken.add(made.name)
         self.inputs.append(made)
         self.held.append(held)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from blockc.graph.contract import IDS, MASK
 from blockc.ir import Function, Node, Value, apply
 from blockc.ops import LastIndex, QueryPositions, TakeToken
 
@@ -88,7 +89,5 @@ class _Pick:
         for n in self.function.nodes:
             if isinstance(n.op, QueryPositions):
                 return n[0]
-        ids, mask = (
-            next(n for n in self.function.inputs if n.name == name) for name in ("input_ids", "attention_mask")
-        )
+        ids, mask = (next(n for n in self.function.inputs if n.name == name) for name in (IDS, MASK))
         return apply(QueryPositions(), mask[0], ids[0], name="queries_at")

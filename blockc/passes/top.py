@@ -1,13 +1,12 @@
-"""top: of the last token's logits the highest alone, with the tokens whose they are."""
+"""top: the k highest logits of the last token, and their token ids."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from blockc.graph.contract import TOP_LOGITS, TOP_TOKENS
 from blockc.ir import Function, apply
 from blockc.ops import Top
-
-VALUES, TOKENS = "top_logits", "top_tokens"
 
 
 def top(function: Function, k: int) -> Function:
@@ -18,4 +17,4 @@ def top(function: Function, k: int) -> Function:
     (_, logits), *others = function.outputs
     vocab = logits.type.shape[-1].value
     made = apply(Top(k if vocab is None else min(k, vocab)), logits, name="top").node
-    return replace(function, outputs=((VALUES, made[0]), (TOKENS, made[1]), *others))
+    return replace(function, outputs=((TOP_LOGITS, made[0]), (TOP_TOKENS, made[1]), *others))

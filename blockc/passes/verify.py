@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from blockc.graph.contract import POSITIONS
 from blockc.ir import Function, GraphError, Input, Node, Value, called, functions, is_call
 from blockc.ir.reach import Constant, Leaks, Places, Reach, Tokens
-
-POSITIONS = "position_ids"  # where tokens stand, of all inputs
 
 
 def verify(root: Function) -> None:

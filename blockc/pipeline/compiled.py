@@ -15,19 +15,17 @@ from blockc.basics.floats import FLOATS, Dtype
 from blockc.diagnostics.graph import GRAPH
 from blockc.diagnostics.words import OUT_OF_RANGE
 from blockc.graph.build import build
-from blockc.graph.target import Padding, Target
-from blockc.ir import Array, Function, GraphError, Node, Param, functions, inline, parameters, render
+from blockc.graph.contract import Contract, contract
+from blockc.graph.target import Target
+from blockc.ir import Array, Function, GraphError, Node, Param, Sides, functions, inline, parameters, render
 from blockc.ir.derive import Parts
 from blockc.language.algebra import Decoder, elaborate, term_faults
 from blockc.language.parts.numbers import LARGEST_INT
 from blockc.language.spec import Spec, SpecFaults, from_tree, resolved_text
-from blockc.ops import Sides
 from blockc.ort.fuse import Unfused, fuse
 from blockc.ort.join import Joined, join_projections
-from blockc.ort.ops import RowQueryAttention
 from blockc.passes import (
     last_token,
-    sides,
     top,
     verify,
     with_buffer,
@@ -110,15 +108,20 @@ class Compiled:
             return f"{at}{n.name}: {target.dtype} does not hold {abs(number):g}{hint}"
         return ""
 
-    def padding(self, target: Target) -> Padding:
-        """Where a batch's rows may be padded."""
-        by_rows = any(isinstance(n.op, RowQueryAttention) for n in self.flat(target).nodes)
-        return "right" if by_rows else "any"
+    def contract(self, target: Target) -> Contract:
+        """How a target's graph is fed, and what comes of it."""
+        if target not in self._contracts:
+            self._contracts[target] = contract(self.flat(target))
+        return self._contracts[target]
+
+    @cached_property
+    def _contracts(self) -> dict[Target, Contract]:
+        return {}
 
     @cached_property
     def sides(self) -> tuple[Sides, ...]:
         """Of the lengths of its calls, where they change the function."""
-        return sides(self.function)
+        return contract(self.function).sides
 
     @property
     def parameters(self) -> int:

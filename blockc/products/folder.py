@@ -25,7 +25,7 @@ from blockc.ir import parameters
 from blockc.language.spec import load
 from blockc.ort.kernels import COMPUTES
 from blockc.pipeline.compiled import Compiled, compiled
-from blockc.products.genai import CONFIG
+from blockc.products.genai import CONFIG, GenaiError
 from blockc.products.genai import files as genai_files
 from blockc.products.manifest import (
     MANIFEST,
@@ -195,9 +195,10 @@ def _naming(path: Path) -> Generator[None]:
 
 
 def _for_genai(model: Compiled, target: Target, plan: Plan | None) -> dict[str, bytes]:
-    """What genai reads, from the graph as it will be: what it does not run is refused before any weight moves."""
-    graph = _onnx(model, target, plan.references if plan else None)
-    return genai_files(graph, plan.checkpoint.companions if plan else {}, genai_context(model), target.provider)
+    """What genai reads. What it does not run is refused before any weight moves."""
+    if plan is None:
+        raise GenaiError("onnxruntime-genai feeds a model no weights: build with --weights PATH")
+    return genai_files(model.contract(target), plan.checkpoint.companions, genai_context(model), target.provider)
 
 
 def genai_context(model: Compiled) -> int:

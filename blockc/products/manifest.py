@@ -15,9 +15,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from blockc.basics.errors import BlockcError, CheckpointError
 from blockc.basics.jsonfile import FileError, json_object, typed, written
-from blockc.graph.target import Padding, Target
+from blockc.graph.contract import Contract
+from blockc.graph.target import Target
 from blockc.ir import GraphError
-from blockc.ops import Sides
 from blockc.pipeline.compiled import Compiled
 from blockc.products.genai import CONFIG
 from blockc.weights.companions import COMPANIONS
@@ -29,7 +29,7 @@ SPEC = "spec.resolved.yaml"
 TEXTS = ("model.py", "graph.txt", "report.json", SPEC)
 FILES = frozenset({*TEXTS, MODEL, PROOF, CONFIG, *COMPANIONS})  # whose digests a manifest may hold
 _WEIGHTS = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")  # as a checkpoint's files are called
-_FORMAT = 1
+_FORMAT = 2
 
 
 class FolderError(BlockcError):
@@ -123,8 +123,7 @@ class Manifest(BaseModel):
     semantic_hash: Digest
     parameters: Size
     target: Target
-    padding: Padding
-    by_length: tuple[Sides, ...]
+    contract: Contract
     files: dict[Annotated[str, AfterValidator(_file)], Digest]
     weights: Weights | None = None
 
@@ -156,16 +155,15 @@ class Manifest(BaseModel):
         return (*self.files, *large)
 
 
-def stated(model: Compiled, target: Target, padding: Padding | None = None) -> dict[str, Any]:
-    """What a manifest states of a model: all of it that a spec and a target give. `padding`: as `misstated` has it."""
+def stated(model: Compiled, target: Target) -> dict[str, Any]:
+    """What a manifest states of a model: all of it that a spec and a target give."""
     return {
         "blockc_build": _FORMAT,
         "name": model.spec.name,
         "semantic_hash": model.decoder.semantic_hash,
         "parameters": model.parameters,
         "target": target,
-        "padding": padding or model.padding(target),
-        "by_length": model.sides,
+        "contract": model.contract(target),
     }
 
 
@@ -184,17 +182,14 @@ def read(folder: Path) -> Manifest:
     return manifest
 
 
-def misstated(manifest: Manifest, model: Compiled, padding: Padding | None = None) -> tuple[str, ...]:
-    """The statements that are not what the spec gives now, by key.
-
-    `padding` is what the graph in the folder is fed with, if that is known; else it is worked out from the spec.
-    """
+def misstated(manifest: Manifest, model: Compiled) -> tuple[str, ...]:
+    """The statements that are not what the spec gives now, by key."""
     target = manifest.target
     by_copy = manifest.weights is not None and manifest.weights.mode == "pack" and target.provider is not None
     try:
         if model.refuses(target) or (target.packed and not by_copy):
             return ("target",)
-        wanted = stated(model, target, padding)
+        wanted = stated(model, target)
     except GraphError:  # such as more logits than the vocabulary has tokens
         return ("target",)
     return tuple(key for key, value in wanted.items() if getattr(manifest, key) != value)
@@ -224,6 +219,6 @@ def earlier_digests(folder: Path) -> dict[str, str]:
     except (FileError, OSError):
         return {}
     files = said.get("files")
-    if "semantic_hash" not in said or "blockc_build" in said or not isinstance(files, dict):
+    if "semantic_hash" not in said or said.get("blockc_build") == _FORMAT or not isinstance(files, dict):
         return {}
     return {name: hash_ for name, hash_ in files.items() if name in FILES and isinstance(hash_, str)}

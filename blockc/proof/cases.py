@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blockc.ir import Array
-from blockc.ops import Sides
+from blockc.ir import Array, Sides
 
 TOKENS = 13  # beyond a twin's window and past the first of its wavelengths
 SHORT = 7

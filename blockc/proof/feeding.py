@@ -1,7 +1,7 @@
 """How a case is fed to a function: its chunks one after another, each with what the one before it gave as present.
 
-A graph says by itself how it is fed. One whose attention goes by the rows' lengths takes rows that begin at the left;
-one with a buffer takes a mask and a cache of one length, and where to write; every other takes rows as they stand.
+The graph's contract says how it is fed. One that goes by the rows' lengths takes rows that begin at the left; one with
+a buffer takes a mask and a cache of one length, and where to write; every other takes rows as they stand.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.ir import Array, Function, Input, Node, S
-from blockc.ops import Top
-from blockc.ort.ops import RowQueryAttention
-from blockc.passes import TOKENS, VALUES, WHERE
+from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, TOP_LOGITS, TOP_TOKENS, WHERE, Contract
+from blockc.ir import Array
 from blockc.proof.cases import Case
 
 Arrays = dict[str, Array]
@@ -29,35 +27,24 @@ class Feed:
     columns: Array  # (B, S): in which column of the case each new token stands, -1 for padding
 
 
-def pasts(function: Function) -> list[Node]:
-    return [n for n in function.inputs if isinstance(n.op, Input) and n.op.past]
-
-
-def by_rows(function: Function) -> bool:
-    return any(isinstance(n.op, RowQueryAttention) for n in function.nodes)
-
-
-def buffered(function: Function) -> bool:
-    return any(n.name == WHERE for n in function.inputs)
-
-
-def feeds(function: Function, case: Case) -> Iterator[Feed]:
-    """Each chunk, as the function takes it."""
-    if by_rows(function):
-        yield from _packed(case)
-    elif buffered(function):
-        yield from _written(case)
-    else:
-        yield from _as_they_stand(case)
+def feeds(contract: Contract, case: Case) -> Iterator[Feed]:
+    """Each chunk, as the graph takes it."""
+    match contract.feeding:
+        case "rows":
+            yield from _packed(case)
+        case "buffer":
+            yield from _written(case)
+        case "joined":
+            yield from _as_they_stand(case)
 
 
 def _as_they_stand(case: Case) -> Iterator[Feed]:
     for new in case.slices:
         yield Feed(
             {
-                "input_ids": case.input_ids[:, new],
-                "attention_mask": case.attention_mask[:, : new.stop],
-                "position_ids": case.position_ids[:, new],
+                IDS: case.input_ids[:, new],
+                MASK: case.attention_mask[:, : new.stop],
+                POSITIONS: case.position_ids[:, new],
             },
             _columns(case, new),
         )
@@ -65,9 +52,9 @@ def _as_they_stand(case: Case) -> Iterator[Feed]:
 
 def _written(case: Case) -> Iterator[Feed]:
     for feed, new in zip(_as_they_stand(case), case.slices, strict=True):
-        mask = np.pad(feed.inputs["attention_mask"], ((0, 0), (0, case.length + SPARE - new.stop)))
+        mask = np.pad(feed.inputs[MASK], ((0, 0), (0, case.length + SPARE - new.stop)))
         where = np.full(len(case.rows), new.start, np.int64)
-        yield Feed(feed.inputs | {"attention_mask": mask, WHERE: where}, feed.columns)
+        yield Feed(feed.inputs | {MASK: mask, WHERE: where}, feed.columns)
 
 
 def _packed(case: Case) -> Iterator[Feed]:
@@ -82,40 +69,38 @@ def _packed(case: Case) -> Iterator[Feed]:
             positions[i, : len(at)] = case.position_ids[i, new][at]
             columns[i, : len(at)] = new.start + at
         mask = (np.arange(new.stop) < seen.sum(axis=1, keepdims=True)).astype(np.int64)
-        yield Feed({"input_ids": ids, "attention_mask": mask, "position_ids": positions}, columns)
+        yield Feed({IDS: ids, MASK: mask, POSITIONS: positions}, columns)
 
 
 def _columns(case: Case, new: slice) -> Array:
     return np.where(case.attention_mask[:, new] == 1, np.arange(new.start, new.stop), -1)
 
 
-def empty_pasts(function: Function, case: Case, dtype: np.dtype | type = np.float32) -> Arrays:
-    sizes = {"B": len(case.rows), "P": 0, "M": case.length + SPARE}
-    return {n.name: np.zeros([d.at(sizes) for d in n.types[0].shape], dtype) for n in pasts(function)}
+def empty_states(contract: Contract, case: Case, dtype: np.dtype | type = np.float32) -> Arrays:
+    length = case.length + SPARE if contract.feeding == "buffer" else 0
+    return {held.past: np.zeros(held.sized(len(case.rows), length), dtype) for held in contract.held}
 
 
 def chunked(
-    function: Function, case: Case, call: Callable[[Arrays], Arrays], dtype: np.dtype | type = np.float32
+    contract: Contract, case: Case, call: Callable[[Arrays], Arrays], dtype: np.dtype | type = np.float32
 ) -> Array:
     """Logits in the columns of the case, (B, length, V); of a graph that gives one a call, (B, calls, V).
 
     Of a graph that gives the highest alone the others are -inf.
     """
-    state = empty_pasts(function, case, dtype)
-    every = function.outputs[0][1].type.shape[1] == S
+    state = empty_states(contract, case, dtype)
     parts: list[Array] = []
-    for feed in feeds(function, case):
+    for feed in feeds(contract, case):
         outputs = call(feed.inputs | state)
-        logits = _scattered(function, outputs) if VALUES in outputs else outputs["logits"]
-        parts.append(_placed(logits, feed.columns) if every else logits)
-        state = {name: outputs[name.replace("past_key_values", "present")] for name in state}
+        logits = _scattered(outputs, contract.vocab or 0) if contract.top else outputs[LOGITS]
+        parts.append(_placed(logits, feed.columns) if contract.every else logits)
+        state = {held.past: outputs[held.present] for held in contract.held}
     return np.concatenate(parts, axis=1)
 
 
-def _scattered(function: Function, outputs: Arrays) -> Array:
+def _scattered(outputs: Arrays, vocab: int) -> Array:
     """(B, 1, k) as (B, 1, V), -inf elsewhere; NaN where they are not in order, or two of one token."""
-    values, tokens = outputs[VALUES], outputs[TOKENS]
-    (vocab,) = (n.inputs[0].type.shape[-1].at({}) for n in function.nodes if isinstance(n.op, Top))
+    values, tokens = outputs[TOP_LOGITS], outputs[TOP_TOKENS]
     whole = np.full((*values.shape[:-1], vocab), -np.inf, values.dtype)
     np.put_along_axis(whole, tokens, values, axis=-1)
     twice = np.isfinite(whole).sum(axis=-1) < values.shape[-1]

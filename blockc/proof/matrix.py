@@ -15,12 +15,9 @@ from blockc.basics import floats
 from blockc.basics.progress import Progress, silent
 from blockc.graph.target import Target
 from blockc.ir import Array
-from blockc.ops import Top
 from blockc.ort.kernels import COMPUTES
-from blockc.ort.ops import GroupQueryAttention, RowQueryAttention
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.proof.cases import Case, cases
-from blockc.proof.feeding import pasts
 from blockc.proof.runners import Answer, Onnx, Oracle, Params, Runner, Torch, Values
 from blockc.weights.rules import random_parameters
 
@@ -164,7 +161,7 @@ def prove(
         for runner in _runners(twin, Path(folder), missing, model_py, given, targets):
             for case in chosen:
                 progress(f"proving {twin.spec.name}", min(len(rows), whole - 1), whole)
-                if case.labels and (isinstance(runner, Onnx) or _gives_top(runner)):
+                if case.labels and (isinstance(runner, Onnx) or runner.contract.top):
                     continue  # the loss is PyTorch's alone: an ONNX graph has no labels; and it wants all logits
                 if why := _cannot(runner, case):
                     inapplicable[f"{runner.name}, {case.name}"] = why
@@ -195,7 +192,7 @@ def _of_target(
     twin: Compiled, target: Target, missing: dict[str, str], given: tuple[Target, bytes] | None
 ) -> Iterator[Runner]:
     """A target's function by the oracle, if it is not the served one, and its graphs in onnxruntime."""
-    if target.cache == "buffer" and not pasts(twin.graph):
+    if target.cache == "buffer" and not twin.contract(PORTABLE).held:
         return
     if target.provider is not None or target.cache == "buffer" or target.top:
         yield Oracle(twin.flat(target), f"oracle{_words(target)}", parts=twin.parts(target))
@@ -228,21 +225,16 @@ def _words(target: Target) -> str:
 
 def _cannot(runner: Runner, case: Case) -> str:
     """Why a backend does not take a case, if it does not."""
-    kernel = any(isinstance(n.op, GroupQueryAttention | RowQueryAttention) for n in runner.function.nodes)
-    if isinstance(runner, Onnx) and kernel and case.several_on_a_past:
+    if isinstance(runner, Onnx) and runner.contract.one_row and case.several_on_a_past:
         return "the kernel takes several new tokens on a past in one row only"
     return ""
-
-
-def _gives_top(runner: Runner) -> bool:
-    return any(isinstance(n.op, Top) for n in runner.function.nodes)
 
 
 def _cases(twin: Compiled, inapplicable: dict[str, str], only: Collection[str] | None) -> list[Case]:
     """Those whose calls, and sequences alone, are of lengths that are alike and within the context."""
     chosen: list[Case] = []
     unlike: list[str] = []
-    for case in cases(twin.spec.top.vocab, cached=bool(pasts(twin.served)), sides=twin.sides, only=only):
+    for case in cases(twin.spec.top.vocab, cached=bool(twin.contract(PORTABLE).held), sides=twin.sides, only=only):
         if case.first and max(case.lengths) > twin.spec.top.context:
             inapplicable[case.name] = "the context ends before"
         elif all(side.alike(case.lengths) for side in twin.sides):
@@ -282,7 +274,7 @@ def compare(oracle: Truth, runner: Runner, case: Case) -> Row:
             runner.name, case.name, dtype, float("inf"), 0.0, TOLERANCE[dtype], f"{type(error).__name__}: {first[:200]}"
         )
     wanted, got = _rows(case, truth, answer.logits)
-    if _gives_top(runner):
+    if runner.contract.top:
         got = [filled(w, g) for w, g in zip(wanted, got, strict=True)]
     spread = float(np.std(np.concatenate(truth)))
     error = (

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from blockc.graph import interp
+from blockc.graph.contract import Contract, contract
 from blockc.ir import Array, Function
 from blockc.ir.derive import Parts
 from blockc.pipeline.compiled import with_joined
@@ -39,6 +40,9 @@ class Runner(Protocol):
     dtype: str
     function: Function
 
+    @property
+    def contract(self) -> Contract: ...
+
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer: ...
 
 
@@ -51,6 +55,10 @@ class Oracle:
     dtype: str = "float64"
     parts: Parts = field(default_factory=dict[str, tuple[str, ...]])  # of parameters that the function has joined
 
+    @property
+    def contract(self) -> Contract:
+        return contract(self.function)
+
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
         values: list[Values] = []
         params = with_joined(params, self.parts)
@@ -60,7 +68,7 @@ class Oracle:
             values.append(seen)
             return interp.run(self.function, inputs, params, seen.__setitem__ if trace else None)
 
-        logits = chunked(self.function, case, call, np.float64)
+        logits = chunked(self.contract, case, call, np.float64)
         return Answer(logits, _loss(logits, case, self.function.causal) if case.labels else None, values)
 
 
@@ -80,7 +88,7 @@ class Torch:
     dtype = "float32"
 
     def __init__(self, path: Path, function: Function) -> None:
-        self.function = function
+        self.function, self.contract = function, contract(function)
         self.module = load_module(path)
 
     def model(self, params: Params) -> Any:
@@ -101,7 +109,7 @@ class Torch:
 
         model, values, parts, loss = self.model(params), list[Values](), list[Array](), None
         past: Any = None
-        for feed in feeds(self.function, case):
+        for feed in feeds(self.contract, case):
             arguments: dict[str, Any] = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in feed.inputs.items()}
             if past is not None:
                 arguments["past_key_values"] = past
@@ -162,6 +170,7 @@ class Onnx:
         parts: Parts | None = None,
     ) -> None:
         self.bytes, self.function, self.name, self.dtype, self.parts = model, function, name, dtype, parts or {}
+        self.contract = contract(function)
 
     @cached_property
     def session(self) -> Any:
@@ -182,7 +191,7 @@ class Onnx:
             values.append(outputs)
             return outputs
 
-        return Answer(chunked(self.function, case, call, np.dtype(self.dtype)), None, values)
+        return Answer(chunked(self.contract, case, call, np.dtype(self.dtype)), None, values)
 
 
 def _session(model: bytes) -> Any:

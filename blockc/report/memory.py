@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blockc.ir import Function, Input, Node, P, Type, Value, called, is_call
+from blockc.ir import Function, Grows, Node, P, Type, Value, called, is_call, is_past
 from blockc.report.graph import Bytes, Graph, holds_scores, mask_of, same
 from blockc.report.schedule import Schedule
 
@@ -88,12 +88,14 @@ class _Remembered:
     def _node(self, n: Node) -> int:
         if is_call(n):
             return self(called(n))
-        kept = (n.inputs[state.operand].type.with_axis(state.axis, P) for state in n.op.state())
+        types = [value.type for value in n.inputs]
+        grows = [state for state in n.op.state(*types) if isinstance(state, Grows)]
+        kept = (types[state.operand].with_axis(state.axis, P) for state in grows)
         return sum(_kept(type_, self.number, 1, 1) - _kept(type_, self.number, 1, 0) for type_ in kept)
 
 
 def past(values: tuple[Value, ...]) -> tuple[Value, ...]:
-    return tuple(value for value in values if isinstance(value.node.op, Input) and value.node.op.past)
+    return tuple(value for value in values if is_past(value.node))
 
 
 def _kept(type_: Type, number: int, batch: int, tokens: int) -> int:

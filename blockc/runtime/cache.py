@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from blockc.basics.floats import FLOATS
+from blockc.graph.contract import Held
 from blockc.ir import Array
-from blockc.runtime.opening import INT64, Opened, Past
+from blockc.runtime.opening import INT64, Opened
 
 # By onnx's number; bf16 as its bits.
 _NUMPY = {one.onnx: np.dtype(one.numpy) for one in FLOATS.values()} | {INT64: np.dtype(np.int64)}
@@ -23,7 +24,7 @@ def on_cpu(array: Array, element: int) -> Any:
     return OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
 
 
-class Held:
+class Kept:
     """A tensor on the CPU whose memory stays while its shape changes."""
 
     def __init__(self, element: int) -> None:
@@ -69,7 +70,7 @@ class Placed:
 
 
 class Cache:
-    """Keys and values of all layers, `length` tokens long, bound as past and present of every call.
+    """The states of all layers, `length` tokens long where they grow, bound as past and present of every call.
 
     A layer whose graph writes in place has one buffer for both. Another's present is a new tensor, and the next call's
     past; there `length` is no matter. Buffers begin as zeros: what is not seen yet weighs 0, and 0 * NaN is not 0.
@@ -78,65 +79,74 @@ class Cache:
     def __init__(self, model: Opened, rows: int, length: int) -> None:
         self.model, self.rows, self.length = model, rows, length
         self.binding = model.session.io_binding()
-        for name in model.outputs:
-            self.binding.bind_output(name, "cpu")  # the first of the outputs, as they come back
+        for port in model.contract.outputs:
+            self.binding.bind_output(port.name, "cpu")  # the first of the outputs, as they come back
         self.buffers: dict[str, Any] = {}
-        for past in model.pasts:
-            if past.in_place:
-                self._fix(past, np.zeros(self._shape(past), _NUMPY[model.element]))
+        for held in model.contract.held:
+            if held.in_place:
+                self._fix(held, self._zeros(held))
             else:
-                self._pass_on(past, self._empty(past))
+                self._pass_on(held, self._first(held))
 
     @property
     def in_place(self) -> bool:
-        return all(past.in_place for past in self.model.pasts)
+        return all(held.in_place for held in self.model.contract.held)
 
-    def run(self, inputs: Mapping[str, Held], outputs: Mapping[str, Held]) -> None:
-        """One call. Its new keys and values are then here, and what else comes out in the memory that is given."""
-        for name, held in inputs.items():
-            self.binding.bind_ortvalue_input(name, held.value)
-        for name, held in outputs.items():
-            self.binding.bind_ortvalue_output(name, held.value)
+    def run(self, inputs: Mapping[str, Kept], outputs: Mapping[str, Kept]) -> None:
+        """One call. Its new states are then here, and what else comes out in the memory that is given."""
+        for name, kept in inputs.items():
+            self.binding.bind_ortvalue_input(name, kept.value)
+        for name, kept in outputs.items():
+            self.binding.bind_ortvalue_output(name, kept.value)
         self.model.session.run_with_iobinding(self.binding, self.model.options(-1))
         self.binding.synchronize_outputs()
         if not self.in_place:
             presents = self.binding.get_outputs()[len(outputs) :]
-            for past, value in zip(self.model.pasts, presents, strict=True):
-                if not past.in_place:
-                    self._pass_on(past, value)
+            for held, value in zip(self.model.contract.held, presents, strict=True):
+                if not held.in_place:
+                    self._pass_on(held, value)
 
     def grow(self, length: int) -> None:
         """Longer buffers, with what these hold. One layer after another, so that little is held twice."""
         longer = length - self.length
         self.length = length
-        for past in self.model.pasts:
-            if past.in_place:
-                self._fix(past, np.pad(self.buffers[past.name].numpy(), ((0, 0), (0, 0), (0, longer), (0, 0))))
+        for held in self.model.contract.held:
+            if held.in_place and held.grows is not None:
+                room = [(0, longer if axis == held.grows else 0) for axis in range(len(held.shape))]
+                self._fix(held, np.pad(self.buffers[held.past].numpy(), room))
 
-    def bind(self, binding: Any, past: Past) -> None:
+    def bind(self, binding: Any, held: Held) -> None:
         """A buffer as past and present, by its address: of bf16 NumPy knows the bits alone."""
-        address = self.buffers[past.name].data_ptr()
-        place = (self.model.provider, 0, self.model.element, self._shape(past), address)
-        binding.bind_input(past.name, *place)
-        binding.bind_output(past.present, *place)
+        address = self.buffers[held.past].data_ptr()
+        place = (self.model.provider, 0, self.model.type_of(held.dtype), self._shape(held), address)
+        binding.bind_input(held.past, *place)
+        binding.bind_output(held.present, *place)
 
-    def _shape(self, past: Past) -> tuple[int, ...]:
-        return self.rows, past.heads, self.length if past.in_place else 0, past.head_dim
+    def _shape(self, held: Held) -> tuple[int, ...]:
+        return held.sized(self.rows, self.length if held.in_place else 0)
 
-    def _empty(self, past: Past) -> Any:
+    def _zeros(self, held: Held) -> Array:
+        return np.zeros(self._shape(held), _NUMPY[self.model.type_of(held.dtype)])
+
+    def _first(self, held: Held) -> Any:
+        """What the first call is given: nothing of a state that grows, zeros of one that does not."""
         from onnxruntime import OrtValue
 
-        return OrtValue.ortvalue_from_shape_and_type(self._shape(past), self.model.element, self.model.provider, 0)
+        element = self.model.type_of(held.dtype)
+        value = OrtValue.ortvalue_from_shape_and_type(self._shape(held), element, self.model.provider, 0)
+        if held.grows is None:
+            value.update_inplace(self._zeros(held))
+        return value
 
-    def _fix(self, past: Past, array: Array) -> None:
+    def _fix(self, held: Held, array: Array) -> None:
         """The array as past and present of all calls. On the CPU it is the buffer; elsewhere its copy is."""
         from onnxruntime import OrtValue
 
-        self.buffers[past.name] = OrtValue.ortvalue_from_numpy(array, self.model.provider, 0)
-        self.bind(self.binding, past)
+        self.buffers[held.past] = OrtValue.ortvalue_from_numpy(array, self.model.provider, 0)
+        self.bind(self.binding, held)
 
-    def _pass_on(self, past: Past, value: Any) -> None:
+    def _pass_on(self, held: Held, value: Any) -> None:
         """The next call's past, and a present that onnxruntime finds memory for."""
-        self.binding.bind_ortvalue_input(past.name, value)
-        self.binding.bind_output(past.present, self.model.provider)
-        self.buffers[past.name] = value
+        self.binding.bind_ortvalue_input(held.past, value)
+        self.binding.bind_output(held.present, self.model.provider)
+        self.buffers[held.past] = value

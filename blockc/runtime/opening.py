@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from blockc.basics.errors import BlockcError, CheckpointError
 from blockc.basics.floats import FLOATS
-from blockc.graph.target import Padding, Provider, Target
+from blockc.graph.contract import Contract, Port
+from blockc.graph.target import Provider, Target
+from blockc.ir import Dtype
 from blockc.language.spec import load
-from blockc.ops import Sides
 from blockc.ort.kernels import COMPUTES
-from blockc.passes import TOKENS, VALUES
 from blockc.pipeline.compiled import compiled
 from blockc.products.manifest import MANIFEST, MODEL, SPEC, FolderError, Manifest, digest_of, is_source, misstated, read
 from blockc.weights.checkpoint import linked_checkpoint
 
-Feeding = Literal["joined", "buffer", "rows"]
 PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # TF32 keeps ten bits of fp32's twenty-three; the skip norm adds up in fp16 unless it is told not to.
 _CUDA = {"use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
-_IN_PLACE = ("GroupQueryAttention", "TensorScatter")  # what writes into the buffer that it reads
 _QUIET = 4
 FLOAT, INT64 = FLOATS["fp32"].onnx, 7  # onnx's numbers
 ONNX_FLOATS = {one.onnxruntime: one.onnx for one in FLOATS.values()}
-_MASK = 10  # which input of GroupQueryAttention that is
+ONNX_TYPES = {**ONNX_FLOATS, "tensor(int64)": INT64}
 # Older kernels of GatherND and Concat have a graph copy, at each replay, from memory of the host that is gone by then.
 CAPTURES = (1, 31, 1)
 
@@ -42,56 +40,32 @@ class ProviderError(SessionError):
 
 
 @dataclass(frozen=True)
-class Past:
-    """The keys or the values of one layer: (B, heads, P, head_dim). `in_place`: past and present may be one buffer."""
-
-    name: str
-    present: str
-    heads: int
-    head_dim: int
-    in_place: bool
-
-
-@dataclass(frozen=True)
 class Opened:
-    """A model that can be run, and how it wants to be fed.
-
-    `joined`: attention_mask (B, T) has a column for each call's new tokens, the same for all rows. `buffer`: it is as
-    long as the cache, and write_indices say where each row's new tokens go. `rows`: each row's tokens stand at the
-    left, in the mask and in the cache. `one_row`: a kernel takes several new tokens on a past in one row only.
-    `captured`: decode steps are replayed as a CUDA graph.
-    `sides`: what is in a cache goes with a call of a like length alone.
-    """
+    """A model that can be run, and how it wants to be fed. `captured`: decode steps are replayed as a CUDA graph."""
 
     name: str
     context: int
     vocab: int
     provider: Provider
-    feeding: Feeding
-    one_row: bool
-    last: bool  # logits of the last token alone
-    inputs: frozenset[str]
-    outputs: Mapping[str, tuple[int, int]]  # beside the cache: onnx's number of the type, and the last axis
+    contract: Contract
     element: int  # onnx's number of the float type
-    pasts: tuple[Past, ...]
     session: Any
-    sides: tuple[Sides, ...] = ()
     captured: bool = False
-
-    @property
-    def fixed(self) -> bool:
-        """A decode step's shapes and addresses stay: all layers write in place, and the mask may be as long as they."""
-        return self.feeding != "joined" and all(past.in_place for past in self.pasts)
 
     @property
     def bound(self) -> bool:
         """A decode step is bound once. On the CPU that saves nothing, and a mask as long as the buffers is work."""
-        return self.fixed and (self.captured or self.provider != "cpu")
+        return self.contract.fixed and (self.captured or self.provider != "cpu")
 
-    @property
-    def top(self) -> int:
-        """How many of the highest logits come, largest first; 0: all do."""
-        return self.outputs[TOKENS][1] if TOKENS in self.outputs else 0
+    def type_of(self, dtype: Dtype) -> int:
+        """onnx's number of a type: float is the model's own."""
+        return {"float": self.element, "float32": FLOAT, "int": INT64}[dtype]
+
+    def width(self, port: Port) -> int:
+        """The last axis of an output."""
+        size = port.shape[-1]
+        assert isinstance(size, int)
+        return size
 
     def options(self, graph: int) -> Any:
         """Of a call: the number of its capture, -1 for a call that is not captured."""
@@ -119,48 +93,27 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool,
     if capture:
         _refuse_capture(folder, target, provider)
     session = session_at(folder / MODEL, provider, threads, prepack, capture)
-    graph = _graph(folder / MODEL)
-    readers = _readers(graph)
-    padding = _padding(graph)
-    if found := misstated(manifest, made, padding):
+    if found := misstated(manifest, made):
         raise SessionError(f"{folder / MANIFEST}: {found[0]} is not what spec and model say: build the folder again")
-    pasts = _pasts(folder, session, readers)
-    inputs = frozenset(v.name for v in session.get_inputs()) - {past.name for past in pasts}
-    element = FLOATS[target.dtype].onnx
-    kinds = {"logits": element, VALUES: FLOAT, TOKENS: INT64}
-    _refuse_outputs(folder, target, session, element)
+    contract = manifest.contract
+    if not contract.held:
+        raise SessionError(
+            f"{folder}: the model has no cache, as one that looks both ways has none: nothing to go on from"
+        )
     model = Opened(
         name=made.spec.name,
         context=made.spec.top.context,
         vocab=made.spec.top.vocab,
         provider=provider,
-        feeding="rows" if padding == "right" else "buffer" if "write_indices" in inputs else "joined",
-        one_row=any("GroupQueryAttention" in readers[past.name] for past in pasts),
-        last=target.logits != "all",
-        inputs=inputs,
-        outputs={v.name: (kinds[v.name], v.shape[2]) for v in session.get_outputs() if v.name in kinds},
-        element=element,
-        pasts=pasts,
-        sides=made.sides,
+        contract=contract,
+        element=FLOATS[target.dtype].onnx,
         session=session,
         captured=capture,
     )
-    if capture and not model.fixed:
+    _refuse_ports(folder, model)
+    if capture and not contract.fixed:
         raise SessionError(f"{folder}: a layer's cache is a new tensor at each step, and a CUDA graph wants fixed ones")
     return model
-
-
-def _pasts(folder: Path, session: Any, readers: Mapping[str, set[str]]) -> tuple[Past, ...]:
-    pasts = tuple(
-        Past(v.name, v.name.replace("past_key_values", "present"), v.shape[1], v.shape[3], _in_place(readers[v.name]))
-        for v in session.get_inputs()
-        if v.name.startswith("past_key_values.")
-    )
-    if not pasts:
-        raise SessionError(
-            f"{folder}: the model has no cache, as one that looks both ways has none: nothing to go on from"
-        )
-    return pasts
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -170,15 +123,21 @@ def manifest_of(folder: Path) -> Manifest:
         raise SessionError(str(error)) from None
 
 
-def _refuse_outputs(folder: Path, target: Target, session: Any, element: int) -> None:
-    """What is read of each call goes by the target, so it must be the graph's."""
-    gives = {v.name: (ONNX_FLOATS.get(v.type), v.shape) for v in session.get_outputs()}
-    tokens = 1 if target.logits != "all" else None
-    wanted = VALUES if target.top else "logits"
-    kind, shape = gives.get(wanted, (None, []))
-    right = len(shape) == 3 and (shape[1] == 1) == (tokens == 1) and isinstance(shape[2], int)
-    if not right or kind != (FLOAT if target.top else element) or (target.top and shape[2] != target.top):
-        raise SessionError(f"{folder / MANIFEST}: target is not what {MODEL} is: build the folder again")
+def _refuse_ports(folder: Path, model: Opened) -> None:
+    """What goes in and comes out is bound by the contract, so it must be the graph's."""
+    contract = model.contract
+    given = [*contract.inputs, *(Port(held.past, held.dtype, held.shape) for held in contract.held)]
+    made = [*contract.outputs, *(Port(held.present, held.dtype, held.shape) for held in contract.held)]
+    for wanted, found in ((given, model.session.get_inputs()), (made, model.session.get_outputs())):
+        says = {port.name: (model.type_of(port.dtype), _fixed(port.shape)) for port in wanted}
+        has = {v.name: (ONNX_TYPES.get(v.type), _fixed(v.shape)) for v in found}
+        if says != has:
+            raise SessionError(f"{folder / MANIFEST}: contract is not what {MODEL} is: build the folder again")
+
+
+def _fixed(shape: Sequence[int | str | None]) -> tuple[int | None, ...]:
+    """The sizes that are numbers, each in its place."""
+    return tuple(size if isinstance(size, int) else None for size in shape)
 
 
 def _without_weights(folder: Path) -> str:
@@ -279,28 +238,3 @@ def _prepared(onnxruntime: Any) -> str:
     with redirect_stdout(StringIO()) as printed:
         onnxruntime.preload_dlls()
     return "".join(f" ({line})" for line in printed.getvalue().splitlines()[:1])
-
-
-def _graph(path: Path) -> Any:
-    import onnx
-
-    return onnx.load(path, load_external_data=False).graph
-
-
-def _readers(graph: Any) -> dict[str, set[str]]:
-    """Which operators read each value."""
-    readers: dict[str, set[str]] = {}
-    for n in graph.node:
-        for name in n.input:
-            readers.setdefault(name, set()).add(n.op_type)
-    return readers
-
-
-def _padding(graph: Any) -> Padding:
-    """A kernel that is given no mask goes by the rows' lengths."""
-    kernels = [list(n.input) for n in graph.node if n.op_type == "GroupQueryAttention"]
-    return "right" if any(not names[_MASK : _MASK + 1] or not names[_MASK] for names in kernels) else "any"
-
-
-def _in_place(operators: set[str]) -> bool:
-    return len(operators) == 1 and operators <= set(_IN_PLACE)

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, TOP_LOGITS, TOP_TOKENS, WHERE
 from blockc.graph.target import Provider
-from blockc.ir import Array
-from blockc.ops import Sides
-from blockc.passes import TOKENS, VALUES
-from blockc.runtime.cache import Cache, Held
+from blockc.ir import Array, Sides
+from blockc.runtime.cache import Cache, Kept
 from blockc.runtime.opening import INT64, Opened, SessionError, opened
 from blockc.runtime.sampling import Choose, Logits, Sampler, Top, greedy
 from blockc.runtime.step import Step
@@ -53,12 +52,17 @@ class Session:
 
     def _start(self, model: Opened) -> None:
         self.model = model
-        self.inputs = {name: Held(INT64) for name in sorted(self.model.inputs)}
-        self.outputs = {name: Held(element) for name, (element, _) in self.model.outputs.items()}
+        self.inputs = {port.name: Kept(INT64) for port in model.contract.inputs}
+        self.outputs = {port.name: Kept(model.type_of(port.dtype)) for port in model.contract.outputs}
         self.cache: Cache | None = None
         self.step: Step | None = None
         self._graphs = 0  # captured so far
         self.reset()
+
+    @property
+    def buffered(self) -> bool:
+        """The mask is as long as the cache in every call."""
+        return self.model.contract.feeding == "buffer"
 
     @property
     def context(self) -> int:
@@ -108,13 +112,14 @@ class Session:
         self.reset()
         if new < 1:
             return
-        if self.model.top and isinstance(sampler, Sampler) and (why := sampler.lacks(self.model.top)):
+        if self.model.contract.top and isinstance(sampler, Sampler) and (why := sampler.lacks(self.model.contract.top)):
             raise SessionError(
-                f"{self.model.name}: {why}: give a top_k of {self.model.top} or fewer, or build it with --logits last"
+                f"{self.model.name}: {why}: give a top_k of {self.model.contract.top} or fewer, "
+                "or build it with --logits last"
             )
         longest = max(map(len, prompts), default=0)
         self._refuse_long(longest + new)
-        if any(side.grows for side in self.model.sides):
+        if any(side.grows for side in self.model.contract.sides):
             self._refuse_unlike(longest, longest + new - 1)
         texts = [list(prompt) for prompt in prompts]
         logits = self.prefill(texts, room=new - 1)
@@ -136,20 +141,21 @@ class Session:
 
     def _call(self, ids: Array, counts: Array, room: int) -> Logits:
         before = self._begun(ids, counts, room)
-        joined = self.model.feeding == "joined"
+        joined = self.model.contract.feeding == "joined"
         first = np.full_like(before, self._columns) if joined else before  # where each row's new tokens go
         cache = self._reserved(len(ids), int(first.max()) + ids.shape[1], room)
         step = self._step(cache) if self.model.bound and ids.shape[1] == 1 and before.all() else None
-        given = self._given(ids, counts, before, first, whole=step is not None or self.model.feeding == "buffer")
+        given = self._given(ids, counts, before, first, whole=step is not None or self.buffered)
         if step is not None:
             step.run(given)
             outputs = {name: tensor.read() for name, tensor in step.outputs.items()}
         else:
             outputs = self._run(cache, given, *ids.shape)
         self._lengths = before + counts
-        if self.model.top:
-            return Top(outputs[VALUES][:, 0].copy(), outputs[TOKENS][:, 0].copy())
-        rows = outputs["logits"][:, 0] if self.model.last else outputs["logits"][np.arange(len(ids)), counts - 1]
+        if self.model.contract.top:
+            return Top(outputs[TOP_LOGITS][:, 0].copy(), outputs[TOP_TOKENS][:, 0].copy())
+        logits, every = outputs[LOGITS], self.model.contract.every
+        rows = logits[np.arange(len(ids)), counts - 1] if every else logits[:, 0]
         return widened(rows, "BF16") if rows.dtype == np.uint16 else rows.astype(np.float32)
 
     def _begun(self, ids: Array, counts: Array, room: int) -> Array:
@@ -160,7 +166,7 @@ class Session:
             raise SessionError(f"{rows} rows of tokens for a cache of {len(before)}: reset() begins new ones")
         if (bad := ids[(ids < 0) | (ids >= self.model.vocab)]).size:
             raise SessionError(f"token {bad[0]} is outside the vocabulary of {self.model.vocab}")
-        if self.model.one_row and rows > 1 and new > 1 and before.any():
+        if self.model.contract.one_row and rows > 1 and new > 1 and before.any():
             raise SessionError(
                 f"{rows} rows go on with up to {new} tokens, and the model's attention takes several new tokens on a "
                 "cache in one row only: decode() them one by one, or give each row a session"
@@ -175,7 +181,7 @@ class Session:
 
     def _unlike(self, held: int, tokens: int) -> Sides | None:
         """A cache whose keys were turned in a call of `held` tokens does not go with every longer call."""
-        return next((side for side in self.model.sides if held and not side.alike((held, tokens))), None)
+        return next((side for side in self.model.contract.sides if held and not side.alike((held, tokens))), None)
 
     def _refuse_unlike(self, held: int, tokens: int) -> None:
         if side := self._unlike(held, tokens):
@@ -198,7 +204,7 @@ class Session:
         longer = self.cache.length - self._mask.shape[1]
         if longer:
             self._mask = np.pad(self._mask, ((0, rows - len(self._mask)), (0, longer)))
-            self.inputs["attention_mask"].shaped(*self._mask.shape)
+            self.inputs[MASK].shaped(*self._mask.shape)
         return self.cache
 
     def _rounded(self, length: int) -> int:
@@ -227,18 +233,19 @@ class Session:
         self._mask[np.arange(rows)[:, None], first[:, None] + steps] = steps < counts[:, None]
         self._columns = int((first + counts).max())
         return {
-            "input_ids": ids,
-            "attention_mask": self._mask if whole else self._mask[:, : self._columns],
-            "position_ids": before[:, None] + np.minimum(steps, counts[:, None] - 1),
-            "write_indices": first,
+            IDS: ids,
+            MASK: self._mask if whole else self._mask[:, : self._columns],
+            POSITIONS: before[:, None] + np.minimum(steps, counts[:, None] - 1),
+            WHERE: first,
         }
 
     def _run(self, cache: Cache, given: dict[str, Array], rows: int, new: int) -> dict[str, Array]:
         """A call whose shapes are its own. Memory for what comes out is kept, but for the logits of a whole prompt."""
-        for name, held in self.inputs.items():
-            held.write(given[name])
-        tokens = 1 if self.model.last else new
-        kept = self.outputs if tokens == 1 else {name: Held(held.element) for name, held in self.outputs.items()}
-        made = {name: kept[name].shaped(rows, tokens, width) for name, (_, width) in self.model.outputs.items()}
+        for name, each in self.inputs.items():
+            each.write(given[name])
+        tokens = new if self.model.contract.every else 1
+        kept = self.outputs if tokens == 1 else {name: Kept(each.element) for name, each in self.outputs.items()}
+        ports = self.model.contract.outputs
+        made = {port.name: kept[port.name].shaped(rows, tokens, self.model.width(port)) for port in ports}
         cache.run(self.inputs, kept)
         return made

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from blockc.graph.contract import IDS, MASK, POSITIONS, WHERE
 from blockc.ir import Array
-from blockc.runtime.cache import Cache, Held, Placed
+from blockc.runtime.cache import Cache, Kept, Placed
 from blockc.runtime.opening import INT64
 
 
@@ -25,29 +26,29 @@ class Step:
         model, rows = cache.model, cache.rows
         away = model.captured or model.provider != "cpu"  # what lies on the CPU would be copied there when it is bound
         one, mask = (rows, 1), (rows, cache.length)
-        shapes = {"input_ids": one, "attention_mask": mask, "position_ids": one, "write_indices": (rows,)}
+        shapes = {IDS: one, MASK: mask, POSITIONS: one, WHERE: (rows,)}
         self.cache, self.graph = cache, graph
-        self.inputs = {name: self._tensor(INT64, shapes[name], away) for name in sorted(model.inputs)}
+        self.inputs = {port.name: self._tensor(INT64, shapes[port.name], away) for port in model.contract.inputs}
         self.outputs = {
-            name: self._tensor(element, (rows, 1, width), model.captured)
-            for name, (element, width) in model.outputs.items()
+            port.name: self._tensor(model.type_of(port.dtype), (rows, 1, model.width(port)), model.captured)
+            for port in model.contract.outputs
         }
         self.binding = model.session.io_binding()
         for name, tensor in self.inputs.items():
             self.binding.bind_ortvalue_input(name, tensor.value)
         for name, tensor in self.outputs.items():
             self.binding.bind_ortvalue_output(name, tensor.value)
-        for past in model.pasts:
-            cache.bind(self.binding, past)
+        for held in model.contract.held:
+            cache.bind(self.binding, held)
         self.options = model.options(graph)
 
-    def _tensor(self, element: int, shape: tuple[int, ...], away: bool) -> Held | Placed:
+    def _tensor(self, element: int, shape: tuple[int, ...], away: bool) -> Kept | Placed:
         """`away`: in the provider's own memory, as all is that a captured graph reads and writes."""
         if away:
             return Placed(element, shape, self.cache.model.provider)
-        held = Held(element)
-        held.shaped(*shape)
-        return held
+        kept = Kept(element)
+        kept.shaped(*shape)
+        return kept
 
     def run(self, given: Mapping[str, Array]) -> None:
         for name, tensor in self.inputs.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -38,6 +38,7 @@ class GroupQueryAttention(Op):
     packed: bool = False  # queries, keys and values side by side in one operand: (B, S, (heads + 2 kv_heads) * d)
     biased: bool = False
     output_names = ("out", "key", "value")
+    one_row = True
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         q, present, rest = _outputs(self, args)
@@ -75,6 +76,9 @@ class GroupQueryAttention(Op):
             softcap=self.softcap or 0.0, do_rotary=int(self.rotary is not None),
             rotary_interleaved=self.rotary.interleaved if self.rotary else 0,
         )  # fmt: skip
+
+    def shares(self) -> Mapping[int, int]:
+        return _shared(self)
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         leaks = (Leaks("fused attention over something else than tokens"),) * 3
@@ -135,6 +139,8 @@ class RowQueryAttention(Op):
     rotary: Rotary | None = None
     packed: bool = False  # queries, keys and values side by side in one operand: (B, S, (heads + 2 kv_heads) * d)
     output_names = ("out", "key", "value")
+    by_rows = True
+    one_row = True
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         q, present, _ = _outputs(self, args)
@@ -177,6 +183,9 @@ class RowQueryAttention(Op):
             rotary_interleaved=self.rotary.interleaved if self.rotary else 0,
         )  # fmt: skip
 
+    def shares(self) -> Mapping[int, int]:
+        return _shared(self)
+
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         q, k, v, *pasts = ((*reaches[:1] * 3, *reaches[1:]) if self.packed else reaches)[:5]
         if all(along(reach) in (Tokens(1), Constant()) for reach in (q, k, v)) and set(pasts) == {Constant()}:
@@ -205,6 +214,12 @@ class RowQueryAttention(Op):
             _sunk(sample(RowQueryAttention(8, 2, 16, 0.3, None, 2, Rotary(16, 16)), 4, ragged, 1)),
             _sunk(_packed(sample(RowQueryAttention(4, 4, 16, 0.3, None, None, Rotary(16, 16)), 3, whole[:1], 2))),
         )
+
+
+def _shared(op: GroupQueryAttention | RowQueryAttention) -> Mapping[int, int]:
+    """The pasts of keys and values, written on where they lie."""
+    key = 1 if op.packed else 3
+    return {key: 1, key + 1: 2}
 
 
 def _attend(op: GroupQueryAttention | RowQueryAttention, operands: Arrays, biased: bool = False) -> Array:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, Type, dim, expect
+from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Op, Sample, Sides, TokenAxes, Type, dim, expect
 from blockc.ir.reach import Constant, Leaks, Length, Reach, Tokens, along
 from blockc.ops.base import rand
 from blockc.ops.rotary import RotaryTable
@@ -174,6 +174,9 @@ class RotaryRows(Op):
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         return (Type("float", (args[0].shape[1], dim(self.table.pairs + self.table.still))),) * 2
+
+    def sides(self) -> tuple[Sides, ...]:
+        return self.table.sides()
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         cos, sin = self.table.numpy((np.arange(args[0].shape[1])[None], *args[1:]), ())

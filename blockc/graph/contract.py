@@ -1,0 +1,169 @@
+"""contract: what a graph takes, gives and holds between calls, worked out once from the function itself.
+
+Who feeds a graph reads it here: the proof, the runtimes, reports and both emitters. It is written into a build's
+manifest, and `verify` works it out anew.
+
+input_ids (B, S), attention_mask (B, T), position_ids (B, S), with a buffer write_indices (B)
+logits (B, S, V), or (B, 1, V) of the last token alone, or top_logits and top_tokens (B, 1, k)
+past_key_values.N.<state> and present.N.<state>: what the N-th op that remembers holds
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from blockc.ir import B, Dtype, Function, Input, M, Node, P, S, Sides, Type, Value, is_past
+
+IDS, MASK, POSITIONS, WHERE = "input_ids", "attention_mask", "position_ids", "write_indices"
+LOGITS, TOP_LOGITS, TOP_TOKENS = "logits", "top_logits", "top_tokens"
+_PAST, _PRESENT = "past_key_values", "present"
+_NAMED = re.compile(rf"{_PAST}\.([0-9]+)\.(\w+)", re.ASCII)
+
+Feeding = Literal["joined", "buffer", "rows"]
+Extent = int | str  # a number, or the symbols of one: B, S, P, P + S, M
+
+
+def past_name(number: int, state: str) -> str:
+    return f"{_PAST}.{number}.{state}"
+
+
+def present_name(number: int, state: str) -> str:
+    return f"{_PRESENT}.{number}.{state}"
+
+
+def past_of(name: str) -> tuple[int, str] | None:
+    """The number and the state of an input that takes a past; nothing of any other."""
+    found = _NAMED.fullmatch(name)
+    return (int(found[1]), found[2]) if found else None
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output beside the states."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[Extent, ...]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A state: the input that takes what an earlier call gave, and the output that gives it to the next.
+
+    It grows along one axis by the tokens of each call, or is of one size and starts as zeros. `in_place`: both may be
+    one piece of memory.
+    """
+
+    past: str
+    present: str
+    number: int
+    state: str
+    dtype: Dtype
+    shape: tuple[Extent, ...]  # of the past
+    grows: int | None
+    in_place: bool
+
+    def sized(self, rows: int, length: int) -> tuple[int, ...]:
+        """The past's shape for so many rows, and so many tokens where it grows."""
+        sizes = (length if i == self.grows else rows if size == str(B) else size for i, size in enumerate(self.shape))
+        return tuple(size for size in sizes if isinstance(size, int))
+
+
+@dataclass(frozen=True)
+class Contract:
+    """How a graph is fed, and what comes of it.
+
+    feeding  joined: attention_mask (B, T) has a column for each call's new tokens, the same for all rows
+             buffer: it is as long as the cache, and write_indices say where each row's new tokens go
+             rows: each row's tokens stand at the left, in the mask and in the cache
+    one_row  several new tokens on a past are taken in one row only
+    vocab    how many logits a token has, also where few of them come; none of a graph without logits
+    sides    the lengths of calls at which rope turns otherwise: a cache goes with calls of a like length alone
+    """
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    held: tuple[Held, ...]
+    feeding: Feeding
+    one_row: bool
+    vocab: int | None
+    sides: tuple[Sides, ...]
+
+    def output(self, name: str) -> Port | None:
+        return next((port for port in self.outputs if port.name == name), None)
+
+    @property
+    def top(self) -> int:
+        """How many of the highest logits come, largest first; 0: all do."""
+        port = self.output(TOP_TOKENS)
+        return port.shape[-1] if port is not None and isinstance(port.shape[-1], int) else 0
+
+    @property
+    def every(self) -> bool:
+        """Whether logits come of every new token; else of the last one alone."""
+        port = self.output(LOGITS)
+        return port is not None and port.shape[1] == str(S)
+
+    @property
+    def fixed(self) -> bool:
+        """A decode step's shapes and addresses stay: all states are written in place, and the mask may be as long."""
+        return self.feeding != "joined" and all(held.in_place for held in self.held)
+
+
+def contract(function: Function) -> Contract:
+    """Of a root function, with or without states, inlined or not."""
+    pasts = [n for n in function.inputs if is_past(n)]
+    inputs = tuple(_port(n.name, n.types[0]) for n in function.inputs if not is_past(n))
+    readers: dict[Value, list[Node]] = {n[0]: [] for n in pasts}
+    for n in function.nodes:
+        for value in n.inputs:
+            if value in readers:
+                readers[value].append(n)
+    given = dict(function.outputs)
+    held = tuple(_held(n, readers[n[0]], given) for n in pasts)
+    presents = {each.present for each in held}
+    ops = {n.op for n in function.nodes}
+    rows, buffer = any(op.by_rows for op in ops), any(port.name == WHERE for port in inputs)
+    return Contract(
+        inputs=inputs,
+        outputs=tuple(_port(name, value.type) for name, value in given.items() if name not in presents),
+        held=held,
+        feeding="rows" if rows else "buffer" if buffer else "joined",
+        one_row=any(op.one_row for op in ops),
+        vocab=_vocab(given),
+        sides=tuple(dict.fromkeys(side for n in function.nodes for side in n.op.sides())),
+    )
+
+
+def _vocab(given: Mapping[str, Value]) -> int | None:
+    logits = given.get(LOGITS) or (given[TOP_LOGITS].node.inputs[0] if TOP_LOGITS in given else None)
+    return None if logits is None else logits.type.shape[-1].value
+
+
+def _port(name: str, type_: Type) -> Port:
+    return Port(name, type_.dtype, _shape(type_))
+
+
+def _shape(type_: Type) -> tuple[Extent, ...]:
+    return tuple(size.value if size.value is not None else str(size) for size in type_.shape)
+
+
+def _held(n: Node, readers: Sequence[Node], given: Mapping[str, Value]) -> Held:
+    assert isinstance(n.op, Input) and n.op.past is not None
+    type_ = n.op.type
+    number, state = past_of(n.name) or (0, n.op.past)
+    present = present_name(number, state)
+    grows = next((axis for axis, size in enumerate(type_.shape) if size in (P, M)), None)
+    in_place = _in_place(n, readers, given[present])
+    return Held(n.name, present, number, state, type_.dtype, _shape(type_), grows, in_place)
+
+
+def _in_place(past: Node, readers: Sequence[Node], present: Value) -> bool:
+    """Nobody reads the past but the op that makes the present, and that writes where it reads."""
+    if readers != [present.node]:
+        return False
+    shared = present.node.op.shares()
+    return any(present.node.inputs[operand] == past[0] and i == present.index for operand, i in shared.items())
