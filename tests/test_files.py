@@ -365,6 +365,10 @@ STATEMENTS: list[tuple[tuple[str | int, ...], Any]] = [
 ]
 
 
+def spelled(path: Any) -> str | None:
+    return ".".join(map(str, path)) if isinstance(path, tuple) else None
+
+
 @pytest.mark.parametrize("kind", ["bare", "linked", "packed"])
 @pytest.mark.parametrize(("path", "value"), STATEMENTS, ids=spelled)
 def test_verify_recomputes_each_statement(
