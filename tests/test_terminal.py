@@ -294,9 +294,10 @@ def test_a_package_that_is_missing_is_named_with_what_brings_it(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("show", "gpt2", "--batch", "x"), "Invalid value for '--batch': expected a whole number, got x"),
-        (("show", "gpt2", "--batch", "1.5"), "expected a whole number, got 1.5"),
-        (("show", "gpt2", "--batch", "0"), "0"),
+        (("show", "gpt2", "--batch", "x"), "Invalid value for '--batch': expected an integer, got x"),
+        (("show", "gpt2", "--batch", "1.5"), "expected an integer, got 1.5"),
+        (("show", "gpt2", "--batch", "0"), "expected at least 1, got 0"),
+        (("show", "gpt2", "--batch", "9" * 5000), "expected a smaller integer, got 99"),
         (("show", "gpt2", "--dtype", "int2"), "fp8"),
         (("run", ".", "--prompt", "x", "--temperature", "hot"), "expected a number, got hot"),
         (("check", "gpt2", "--policy", "nope"), "nope"),

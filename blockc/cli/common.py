@@ -184,14 +184,10 @@ def _usage(error: Any) -> str:
 
 
 def _expected(fault: Any) -> str:
-    context: dict[str, Any] = fault.get("ctx", {})
-    bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-    if "error" in context:  # typer's own sentence
-        return str(context["error"])
-    wanted = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
-    said = [f"{word} {context[key]:g}" for key, word in bounds.items() if key in context]
-    said += [wanted[fault["type"]]] if fault["type"] in wanted else []
-    return f"expected {said[0] if said else 'another value'}, got {fault['input']}"
+    from blockc.basics.expected import expected
+
+    own = fault.get("ctx", {}).get("error")  # typer's own sentence
+    return str(own) if own else f"expected {expected(fault)}, got {fault['input']}"
 
 
 def _said(error: Exception) -> int:
