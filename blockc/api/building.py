@@ -11,7 +11,7 @@ from blockc.api.models import compile, twin  # noqa: A004
 from blockc.basics.distribution import packages
 from blockc.basics.errors import BlockcError, UsageError
 from blockc.basics.progress import Progress, silent
-from blockc.graph.target import Target
+from blockc.graph.target import Runtime, Target
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.products import folder
 from blockc.proof import Proof, prove, targets_of
@@ -55,7 +55,7 @@ def build(
     require_proof: bool = False,
     weights: Path | str | None = None,
     mode: Mode | None = None,
-    runtime: folder.Runtime | None = None,
+    runtime: Runtime | None = None,
     deep: bool = False,
     adapters: Sequence[Path | str] = (),
     force: bool = False,
@@ -123,7 +123,7 @@ def _not_run(target: Target) -> list[str]:
     return ["cuda: built, not run here"] if target.provider == "cuda" else []
 
 
-def _cut_short(model: Compiled, runtime: folder.Runtime | None) -> list[str]:
+def _cut_short(model: Compiled, runtime: Runtime | None) -> list[str]:
     """A context that onnxruntime-genai, which goes on with its cache, is not told."""
     context, least = model.spec.top.context, folder.genai_context(model)
     if runtime is None or least == context:

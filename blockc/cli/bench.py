@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from blockc.cli.common import ENVIRONMENT, USAGE, WRONG, app, plain, say, stop, there
 from blockc.cli.files import Output, in_a_folder
 from blockc.cli.terminal import emit
+from blockc.graph.target import Provider
 
 if TYPE_CHECKING:
     from blockc.api import Bench
-
-
-class Ep(StrEnum):
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Format(StrEnum):
-    text = "text"
-    json = "json"
 
 
 PICTURES = (".svg", ".png")
@@ -43,8 +33,8 @@ def bench(
         int | None, typer.Option(min=1, metavar="N", help="One on each core; all cores by default.")
     ] = None,
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="How often each candidate has its turn.")] = 5,
-    ep: Annotated[Ep, typer.Option(help="The provider of onnxruntime to run on.")] = Ep.cpu,
-    format_: Annotated[Format, typer.Option("--format", help="For people or programs.")] = Format.text,
+    ep: Annotated[Provider, typer.Option(help="The provider of onnxruntime to run on.")] = "cpu",
+    format_: Annotated[Literal["text", "json"], typer.Option("--format", help="For people or programs.")] = "text",
     output: Output = None,
     plot: Annotated[
         Path | None,
@@ -60,7 +50,7 @@ def bench(
     made = _measured(folders, *lengths, ep, threads, turns)
     from blockc.bench import tables
 
-    said = (tables.text if format_ is Format.text else tables.as_json)(made) + "\n"
+    said = (tables.text if format_ == "text" else tables.as_json)(made) + "\n"
     if output is None:
         emit(said)
     else:
@@ -96,7 +86,7 @@ def _refuse_plot(path: Path | None) -> None:
 
 
 def _measured(
-    folders: list[Path], prefill: list[int], decode: list[int], ep: Ep, threads: int | None, turns: int
+    folders: list[Path], prefill: list[int], decode: list[int], ep: Provider, threads: int | None, turns: int
 ) -> Bench:
     from blockc import api
 
@@ -108,7 +98,7 @@ def _measured(
             decode=decode,
             threads=threads,
             turns=turns,
-            provider=ep.value,
+            provider=ep,
             said=say,
         )
     except api.WorkerError as error:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,35 +23,10 @@ from blockc.cli.common import (
     there,
 )
 from blockc.cli.terminal import Progress
-
-if TYPE_CHECKING:
-    from blockc.graph.target import Logits
+from blockc.graph.target import DEFAULT, Cache, Logits, Padding, Provider, Runtime, Target
 
 NO_PATHS: list[Path] = []
-
-
-class Provider(StrEnum):
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Padding(StrEnum):
-    any = "any"
-    right = "right"
-
-
-class Runtime(StrEnum):
-    genai = "genai"
-
-
-class Cache(StrEnum):
-    joined = "joined"
-    buffer = "buffer"
-
-
-class WeightsMode(StrEnum):
-    link = "link"
-    pack = "pack"
+WeightsMode = Literal["link", "pack"]  # weights.plan.Mode, which help need not wait for
 
 
 @app.command()
@@ -118,7 +92,7 @@ def build(
     padding: Annotated[
         Padding,
         typer.Option(help="Where a batch's rows may be padded, with --ep cpu; right is a little faster, cuda's way."),
-    ] = Padding.any,
+    ] = "any",
     runtime: Annotated[
         Runtime | None,
         typer.Option("--target", help="Add the files with which this runtime loads the folder: onnxruntime-genai."),
@@ -129,7 +103,6 @@ def build(
     """Write model.py, model.onnx and their report, all or nothing, and prove the spec's tiny twin."""
     from blockc import api
     from blockc.authoring.specfiles import model_file
-    from blockc.graph.target import DEFAULT, Target
 
     file = model_file(spec)
     if weights is None and file.is_dir() and api.has_weights(file):
@@ -142,13 +115,13 @@ def build(
     }
     if weights is None and (said := [flag for flag, on in of_weights.items() if on]):
         stop(USAGE, f"{said[0]} speaks of weights: give them with --weights PATH")
-    if pack and weights_mode == WeightsMode.link:
+    if pack and weights_mode == "link":
         stop(USAGE, "--pack and --weights-mode link say opposite things")
     if weights is None and runtime is not None:
-        stop(USAGE, f"--target {runtime.value} wants a model with weights: give them with --weights PATH")
+        stop(USAGE, f"--target {runtime} wants a model with weights: give them with --weights PATH")
     if ep is not None and cache is not None:
         stop(USAGE, "--cache speaks of portable ONNX: a provider's own attention takes either")
-    if ep is None and padding == Padding.right:
+    if ep is None and padding == "right":
         stop(USAGE, "--padding right speaks of a provider's attention: give --ep")
     if no_verify and require_proof:
         stop(USAGE, "--no-verify and --require-proof say opposite things")
@@ -156,14 +129,7 @@ def build(
         stop(USAGE, "--set makes another model: say where it goes with --out DIR")
     if out == "":
         stop(USAGE, "--out is empty: name a folder, or say . for the one you are in")
-    provider = None if ep is None else ep.value
-    target = Target(
-        provider,
-        DEFAULT[provider] if dtype is None else dtype,
-        _logits(logits),
-        "joined" if cache is None else cache.value,
-        padding=padding.value,
-    )
+    target = Target(ep, dtype or DEFAULT[ep], _logits(logits), cache or "joined", padding=padding)
     model = api.compile(file, assignments)
     if weights != file:  # of a folder's own config.json they are among the notes
         print_findings(model.warnings)
@@ -176,8 +142,8 @@ def build(
                 proof=not no_verify,
                 require_proof=require_proof,
                 weights=None if weights is None else there(weights),
-                mode="pack" if pack else weights_mode.value if weights_mode else None,
-                runtime=None if runtime is None else runtime.value,
+                mode="pack" if pack else weights_mode,
+                runtime=runtime,
                 deep=deep,
                 adapters=[there(folder) for folder in adapter],
                 force=force,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,12 +17,7 @@ if TYPE_CHECKING:
     from blockc.checks.formats import Checked
 
 
-class Format(StrEnum):
-    text = "text"
-    json = "json"
-    github = "github"
-    sarif = "sarif"
-    junit = "junit"
+Format = Literal["text", "json", "github", "sarif", "junit"]
 
 
 @app.command()
@@ -45,7 +39,7 @@ def check(
     strict: Annotated[bool, typer.Option("--strict", help="Count a spec with warnings as wrong.")] = False,
     format_: Annotated[
         Format, typer.Option("--format", help="How findings are written: for people, programs or services.")
-    ] = Format.text,
+    ] = "text",
     output: Output = None,
     quiet: Quiet = False,
 ) -> None:
@@ -55,11 +49,11 @@ def check(
 
     files = spec_files(paths)
     checked = _checked(files, assignments, policy, strict)
-    if output is None and format_ is Format.text:
+    if output is None and format_ == "text":
         wrong = _print(checked, quiet)
     else:
         every = list(checked)
-        said, wrong = api.written(every, format_.value), any(each.wrong for each in every)
+        said, wrong = api.written(every, format_), any(each.wrong for each in every)
         if output is None:
             emit(said)
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,15 +12,11 @@ import typer
 
 from blockc.cli.common import ENVIRONMENT, USAGE, WRONG, app, plain, stop, there
 from blockc.cli.terminal import reader_gone
+from blockc.graph.target import Provider
 
 if TYPE_CHECKING:
     from blockc.runtime.sampling import Choose
     from blockc.runtime.text import Tokenizer
-
-
-class Ep(StrEnum):
-    cpu = "cpu"
-    cuda = "cuda"
 
 
 # A model's text may hold what moves a terminal's cursor or worse; lines and tabs it may have.
@@ -36,7 +31,7 @@ def run(
         typer.Option(metavar="TEXT", help="What to go on from; - reads standard input. Several are run as one batch."),
     ],
     tokens: Annotated[int, typer.Option(min=1, metavar="N", help="The most tokens to add to each prompt.")] = 128,
-    ep: Annotated[Ep, typer.Option(help="The provider of onnxruntime to run on.")] = Ep.cpu,
+    ep: Annotated[Provider, typer.Option(help="The provider of onnxruntime to run on.")] = "cpu",
     cuda_graph: Annotated[
         bool,
         typer.Option("--cuda-graph", help="Capture the decode step as a CUDA graph, of a build with --logits K."),
@@ -67,7 +62,7 @@ def run(
     """Print what a model with weights writes behind a prompt, and on standard error how fast."""
     if system is not None and not chat:
         stop(USAGE, "--system is told to an assistant: give --chat too")
-    if cuda_graph and ep != Ep.cuda:
+    if cuda_graph and ep != "cuda":
         stop(USAGE, "--cuda-graph is for --ep cuda")
     choose = _choose(temperature, top_k, top_p, seed)
     texts = _texts(prompt)
@@ -78,7 +73,7 @@ def run(
     from blockc.runtime.text import Tokenizer
 
     try:
-        session = Session(there(folder), ep.value, threads, prepack, cuda_graph)
+        session = Session(there(folder), ep, threads, prepack, cuda_graph)
         tokenizer = Tokenizer(folder, session.model.vocab)
         prompts = [prompt_ids(folder, tokenizer, text, chat, system) for text in texts]
         _refuse_long(max(map(len, prompts)), tokens, session.context)

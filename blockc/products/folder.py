@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import blockc
 from blockc.basics.errors import listed, shown
@@ -20,7 +20,7 @@ from blockc.basics.floats import Dtype
 from blockc.basics.jsonfile import bounded, written
 from blockc.basics.progress import Progress, silent
 from blockc.graph.shrink import shrink
-from blockc.graph.target import Target
+from blockc.graph.target import Runtime, Target
 from blockc.ir import parameters
 from blockc.language.spec import load
 from blockc.ort.kernels import COMPUTES
@@ -54,7 +54,6 @@ from blockc.weights.plan import plan as make_plan
 from blockc.weights.plan import write as write_data
 from blockc.weights.safetensors import Stored
 
-Runtime = Literal["genai"]
 COUNTED = {"portable": Target(), "cpu": Target("cpu"), "cuda": Target("cuda", "fp16")}
 MAX_MODEL = 1 << 31  # bytes of model.onnx; as many as the format allows
 RUNNABLE = 30_000_000  # parameters up to which a build's own files are run; above, its twin's
