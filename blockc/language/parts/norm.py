@@ -5,12 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from blockc.diagnostics import Code
 from blockc.diagnostics.meaning import NORM_BIAS, QK_NORM, SUB_NORM, V_NORM
 from blockc.ir import Value, apply
 from blockc.language.parts.base import Model, OrNone, Part, Problem, Scope
 from blockc.language.parts.numbers import Epsilon, Real
 from blockc.ops import HeadGain, LayerNorm, RmsNorm
 from blockc.source import Place
+
+Type = Literal["rms", "layer"]
+
+
+def norm_op(
+    type_: Type | None, width: int, eps: float, offset: float | None, *, bias: bool | None = None, bare: bool = False
+) -> RmsNorm | LayerNorm:
+    """The op of a norm. Bare: without parameters."""
+    if type_ == "layer":
+        return LayerNorm(width, eps, bool(bias), bare, offset or None)
+    return RmsNorm(width, eps, offset or 0.0, bare)
+
+
+def _biased_rms(code: Code, type_: Type | None, bias: bool | None) -> Iterator[Problem]:
+    if type_ == "rms" and bias is not None:
+        yield Problem(code, ("bias",), "an rms norm has no bias", "no such key beside type: rms")
+
+
+def _from_nowhere(code: Code, type_: Type | None, eps: float | None) -> Iterator[Problem]:
+    """Of a norm inside a part, which is of the type of the layer's norm unless it says its own."""
+    if type_ is None or eps is None:
+        yield Problem(code, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
 
 
 class Norm(Part):
@@ -19,7 +42,7 @@ class Norm(Part):
     `weight: false` leaves out both weight and bias.
     """
 
-    type: Literal["rms", "layer"]
+    type: Type
     eps: Epsilon
     weight: bool | None = None
     bias: bool | None = None
@@ -38,16 +61,10 @@ class Norm(Part):
                 yield Problem(NORM_BIAS, (key,), message, f"no {key}", also=(("without weight", ("weight",)),))
         if self.type == "layer" and self.bias is None and self.weight is not False:
             yield Problem(NORM_BIAS, (), "a layer norm must say whether it has a bias", "bias: true or bias: false")
-        if self.type == "rms" and self.bias is not None:
-            yield Problem(NORM_BIAS, ("bias",), "an rms norm has no bias", "no such key beside type: rms")
+        yield from _biased_rms(NORM_BIAS, self.type, self.bias)
 
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
-        bare = self.weight is False
-        op = (
-            RmsNorm(scope.width, self.eps, self.offset or 0.0, bare)
-            if self.type == "rms"
-            else LayerNorm(scope.width, self.eps, bool(self.bias), bare, self.offset)
-        )
+        op = norm_op(self.type, scope.width, self.eps, self.offset, bias=self.bias, bare=self.weight is False)
         return apply(op, x, name=label, place=place)
 
 
@@ -61,7 +78,7 @@ class QkNorm(Model):
     over: Literal["head", "projection"]
     weights: OrNone[Literal["shared", "own"]] = None
     order: OrNone[Literal["before_rope", "after_rope"]] = None
-    type: Literal["rms", "layer"] | None = None
+    type: Type | None = None
     eps: Epsilon | None = None
     weight: bool | None = None
     bias: OrNone[bool] = None
@@ -84,13 +101,11 @@ class QkNorm(Model):
         if self.offset and (self.weights == "own" or self.weight is False):
             message = "offset is part of a norm whose weights are shared: (offset + weight)"
             yield Problem(QK_NORM, ("offset",), message, "offset: none")
-        if self.type is None or self.eps is None:
-            yield Problem(QK_NORM, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
+        yield from _from_nowhere(QK_NORM, self.type, self.eps)
 
     def _bias_problems(self) -> Iterator[Problem]:
-        if self.type == "rms" and self.bias is not None:
-            yield Problem(QK_NORM, ("bias",), "an rms norm has no bias", "no such key beside type: rms")
-        elif self.bias and (self.weights == "own" or self.weight is False):
+        yield from _biased_rms(QK_NORM, self.type, self.bias)
+        if self.type != "rms" and self.bias and (self.weights == "own" or self.weight is False):
             message = "a bias stands beside a weight that all heads share, or one of the whole projection"
             yield Problem(QK_NORM, ("bias",), message, "bias: false")
 
@@ -102,9 +117,7 @@ class QkNorm(Model):
 
     def op(self, width: int, bare: bool = False) -> RmsNorm | LayerNorm:
         bare = bare or self.weight is False
-        if self.type == "layer":
-            return LayerNorm(width, self.eps or 0.0, bool(self.bias), bare, self.offset)
-        return RmsNorm(width, self.eps or 0.0, self.offset or 0.0, bare)
+        return norm_op(self.type, width, self.eps or 0.0, self.offset, bias=self.bias, bare=bare)
 
     def of_heads(self, x: Value, sizes: tuple[int, int], name: str, place: Place | None) -> Value:
         """Over each of the heads; sizes are their number and head_dim."""
@@ -119,17 +132,14 @@ class VNorm(Model):
 
     over: Literal["head"]
     weight: Literal[False]
-    type: Literal["rms", "layer"] | None = None
+    type: Type | None = None
     eps: Epsilon | None = None
 
     def problems(self) -> Iterator[Problem]:
-        if self.type is None or self.eps is None:
-            yield Problem(V_NORM, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
+        yield from _from_nowhere(V_NORM, self.type, self.eps)
 
     def op(self, head_dim: int) -> RmsNorm | LayerNorm:
-        if self.type == "layer":
-            return LayerNorm(head_dim, self.eps or 0.0, False, bare=True)
-        return RmsNorm(head_dim, self.eps or 0.0, 0.0, bare=True)
+        return norm_op(self.type, head_dim, self.eps or 0.0, None, bare=True)
 
 
 class SubNorm(Model):
@@ -139,16 +149,14 @@ class SubNorm(Model):
     """
 
     weight: bool
-    type: Literal["rms", "layer"] | None = None
+    type: Type | None = None
     eps: Epsilon | None = None
     bias: OrNone[bool] = None
     offset: OrNone[Real] = None
 
     def problems(self) -> Iterator[Problem]:
-        if self.type is None or self.eps is None:
-            yield Problem(SUB_NORM, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
-        if self.type == "rms" and self.bias is not None:
-            yield Problem(SUB_NORM, ("bias",), "an rms norm has no bias", "no such key beside type: rms")
+        yield from _from_nowhere(SUB_NORM, self.type, self.eps)
+        yield from _biased_rms(SUB_NORM, self.type, self.bias)
         for key in ("bias", "offset"):
             if not self.weight and getattr(self, key):
                 message = "a norm without weight has no parameters"
@@ -159,10 +167,5 @@ class SubNorm(Model):
         return self.model_copy(update={"offset": self.offset or None, "bias": self.bias or None})
 
     def of(self, x: Value, width: int, place: Place | None) -> Value:
-        bare = not self.weight
-        op = (
-            LayerNorm(width, self.eps or 0.0, bool(self.bias), bare, self.offset or None)
-            if self.type == "layer"
-            else RmsNorm(width, self.eps or 0.0, self.offset or 0.0, bare)
-        )
+        op = norm_op(self.type, width, self.eps or 0.0, self.offset, bias=self.bias, bare=not self.weight)
         return apply(op, x, name="sub_norm", place=place)
