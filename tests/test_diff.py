@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from blockc.checks.checking import check_text
 from blockc.cli import app, guarded
 from blockc.diff import CLASSES, Change, Diff, Side, diff
 from blockc.language.spec import from_tree, load
 from blockc.pipeline.compiled import compiled
-from blockc.source import override, parse
+from blockc.source import override, parse, render
 from tests.spec_text import BARE, changed
 from tests.spec_variants import VARIANTS
 
@@ -405,16 +406,35 @@ def test_a_wrong_spec_has_its_findings(run: Run, tmp_path: Path) -> None:
     assert done.err.startswith("b.yaml:7:33: attention.kv_heads 3 does not divide")
 
 
-def test_a_file_is_compared_with_what_git_has_of_it(run: Run, tmp_path: Path) -> None:
-    def git(*words: str) -> None:
-        subprocess.run(["git", *words], cwd=tmp_path, check=True, capture_output=True)
+def committed(file: Path, text: str) -> None:
+    """A repository of one commit, in the folder above the file's."""
 
-    spec = tmp_path / "below" / "s.yaml"
-    spec.parent.mkdir()
-    spec.write_text(ROPED)
+    def git(*words: str) -> None:
+        subprocess.run(["git", *words], cwd=file.parent.parent, check=True, capture_output=True)
+
+    file.parent.mkdir()
+    file.write_text(text)
     git("init", "-q")
     git("add", ".")
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one")
+
+
+def test_a_revision_that_is_wrong_has_the_findings_of_check(run: Run, tmp_path: Path) -> None:
+    """Of keys and of terms at once."""
+    spec = tmp_path / "below" / "s.yaml"
+    wrong = ROPED.replace(", placement: pre", "").replace("mlp:", "widht: 1\nmlp:") + "block: [attention, mlp, mlp]\n"
+    committed(spec, wrong)
+    found = check_text(wrong.encode(), "git:HEAD:below/s.yaml")
+    assert [each.message for each in found] == ["unknown key widht", "label mlp stands twice in one block"]
+    spec.write_text(ROPED)
+    done = run("below/s.yaml", "--against", "git:HEAD", cwd=tmp_path)
+    assert done.code == 1
+    assert done.err == "".join(f"{render(each)}\n" for each in found)
+
+
+def test_a_file_is_compared_with_what_git_has_of_it(run: Run, tmp_path: Path) -> None:
+    spec = tmp_path / "below" / "s.yaml"
+    committed(spec, ROPED)
     assert "no change" in run("below/s.yaml", "--against", "git:HEAD", cwd=tmp_path).out
     spec.write_text(ROPED.replace("  ", " ") + "# a comment\n")
     done = run("below/s.yaml", "--against", "git:HEAD", cwd=tmp_path)

@@ -11,8 +11,7 @@ from blockc.checks.checking import misses
 from blockc.diff import Diff, Side
 from blockc.diff import diff as _diff
 from blockc.diff.revision import at_revision
-from blockc.language.spec import from_tree
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compiled_tree
 from blockc.source import MAX_BYTES, SpecError, inert, parse, read_bytes
 
 
@@ -42,7 +41,7 @@ def _past(path: Path, against: str) -> Side:
         raise UsageError(f"{inert(against)}: expected git:REF, such as git:HEAD")
     text = at_revision(path, ref, MAX_BYTES + 1)
     file = f"{against}:{path}"
-    model = compiled(from_tree(parse(text, file)))
+    model = compiled_tree(parse(text, file))
     if found := misses(model, expectations=False):
         raise SpecError(found)
     return Side(file, text, model)

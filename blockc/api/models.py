@@ -12,7 +12,6 @@ from blockc.basics.errors import CheckpointError
 from blockc.checks.checking import misses
 from blockc.graph.shrink import shrink
 from blockc.importing import config_file, read_config
-from blockc.language.spec import from_tree
 from blockc.layouts import layout
 from blockc.pipeline.compiled import Compiled, compiled, compiled_tree
 from blockc.report import Report, report
@@ -71,7 +70,7 @@ def imported_spec(path: Path | str) -> ImportedSpec:
     """The same, with what is to be known of it."""
     file = _config(Path(path))
     imported = read_config(file)
-    model = compiled(from_tree(imported.tree))
+    model = compiled_tree(imported.tree)
     if found := misses(model):
         raise SpecError(found)
     weighed = Path(path).is_dir() and any(file.parent.glob("*.safetensors"))
