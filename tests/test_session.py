@@ -25,7 +25,7 @@ from blockc.graph.target import Target
 from blockc.ir import Array
 from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import Compiled, compiled
-from blockc.proof.matrix import FLOATS, TOLERANCE
+from blockc.proof.matrix import RUN_AS, TOLERANCE
 from blockc.runtime import ProviderError, Sampler, Session, SessionError
 from blockc.runtime.cache import Kept
 from blockc.source import parse
@@ -125,7 +125,7 @@ def off_by(name: str, logits: Array, seen: Sequence[Sequence[int]]) -> float:
 
 
 def tolerance(target: str) -> float:
-    return TOLERANCE[FLOATS[TARGETS[target].dtype]]
+    return TOLERANCE[RUN_AS[TARGETS[target].dtype]]
 
 
 def feeding(name: str, target: str) -> str:

@@ -13,7 +13,7 @@ from blockc.graph.target import Target
 from blockc.ir import Array
 from blockc.ort.ops import GroupQueryAttention, RowQueryAttention
 from blockc.proof.cases import Case, cases
-from blockc.proof.matrix import FLOATS, Truth, compare
+from blockc.proof.matrix import RUN_AS, Truth, compare
 from blockc.proof.runners import Onnx, Oracle
 from blockc.weights.rules import random_parameters
 from tests.spec_text import made
@@ -106,7 +106,7 @@ def test_sinks_are_in_the_kernel_whatever_it_is_fed(target: Target) -> None:
     kernels = [n for n in onnx.load_from_string(graph).graph.node if n.op_type == "GroupQueryAttention"]
     assert [len(n.input) for n in kernels] == [12, 12] and all(n.input[11] for n in kernels)
     truth = Truth(model, random_parameters(model.function, 5))
-    kernel = Onnx(graph, model.flat(target), dtype=FLOATS[dtype], parts=model.parts(target))
+    kernel = Onnx(graph, model.flat(target), dtype=RUN_AS[dtype], parts=model.parts(target))
     for runner in (Oracle(model.flat(target), parts=model.parts(target)), kernel):
         for case in cases(40, cached=True):
             if not case.labels and not case.several_on_a_past:

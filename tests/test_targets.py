@@ -28,7 +28,7 @@ from blockc.products.folder import COUNTED, digest
 from blockc.products.staging import FolderError
 from blockc.proof import Proof, Row, prove, targets_of
 from blockc.proof.cases import cases
-from blockc.proof.matrix import FLOATS, TOLERANCE, Truth, compare
+from blockc.proof.matrix import RUN_AS, TOLERANCE, Truth, compare
 from blockc.proof.runners import Onnx, Oracle, Runner
 from blockc.weights.rules import random_parameters
 from tests.structures import PROVIDERS
@@ -111,7 +111,7 @@ def rows_of(name: str, target: Target) -> list[Row]:
     truth, function = Truth(model, random_parameters(model.function, 20)), model.flat(target)
     runners: list[Runner] = [Oracle(function)]
     for dtype in dict.fromkeys((target.dtype, "fp32")):
-        runners.append(Onnx(model.onnx(target, dtype=dtype), function, dtype=FLOATS[dtype]))
+        runners.append(Onnx(model.onnx(target, dtype=dtype), function, dtype=RUN_AS[dtype]))
     several = [case for case in cases(model.spec.top.vocab, cached=True) if not case.labels and case.name != "chunked"]
     return [compare(truth, runner, case) for runner in runners for case in several]
 
@@ -121,7 +121,7 @@ def rows_of(name: str, target: Target) -> list[Row]:
 def test_the_highest_logits_are_the_oracles(name: str, target: Target) -> None:
     """Of each row's last token, in every way of feeding: their values, whose they are, and that no other is higher."""
     rows = rows_of(name, target)
-    assert {row.dtype for row in rows} == {"float64", "float32", FLOATS[target.dtype]}
+    assert {row.dtype for row in rows} == {"float64", "float32", RUN_AS[target.dtype]}
     assert {row.variant for row in rows} == CASES
     for row in rows:
         assert row.holds, row

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from blockc.basics import floats
+from blockc.basics.floats import Dtype
 from blockc.basics.progress import Progress, silent
 from blockc.graph.target import Target
 from blockc.ir import Array
@@ -26,7 +28,7 @@ from blockc.weights.rules import random_parameters
 TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 1e-2}
 SEED = 20
 # What a graph is run in here, as NumPy calls it.
-FLOATS = {word: np.dtype(one.numpy).name for word, one in floats.FLOATS.items() if word in COMPUTES["cpu"]}
+RUN_AS = {word: np.dtype(one.numpy).name for word, one in floats.FLOATS.items() if word in COMPUTES["cpu"]}
 TARGETS = (PORTABLE, Target("cpu"))  # what every build is proved on, beside its own target
 
 
@@ -157,10 +159,11 @@ def prove(
     chosen = _cases(twin, inapplicable, only)
     missing = {package: "missing" for package in ("torch", "onnxruntime") if importlib.util.find_spec(package) is None}
     with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
-        whole = (2 + 3 * len(targets)) * len(chosen)  # about as many, or a few more
-        for runner in _runners(twin, Path(folder), missing, model_py, given, targets):
-            for case in chosen:
-                progress(f"proving {twin.spec.name}", min(len(rows), whole - 1), whole)
+        makers = list(_makers(twin, Path(folder), missing, model_py, given, targets))
+        for made, maker in enumerate(makers):
+            runner = maker()  # one by one, so that no two graphs are held
+            for ran, case in enumerate(chosen):
+                progress(f"proving {twin.spec.name}", made * len(chosen) + ran, len(makers) * len(chosen))
                 if case.labels and (isinstance(runner, Onnx) or runner.contract.top):
                     continue  # the loss is PyTorch's alone: an ONNX graph has no labels; and it wants all logits
                 if why := _cannot(runner, case):
@@ -170,43 +173,51 @@ def prove(
     return Proof(twin.spec.name, tuple(rows), missing, inapplicable)
 
 
-def _runners(
+def _makers(
     twin: Compiled,
     folder: Path,
     missing: dict[str, str],
     model_py: Path | None,
     given: tuple[Target, bytes] | None,
     targets: tuple[Target, ...],
-) -> Iterator[Runner]:
-    yield Oracle(twin.served)
+) -> Iterator[Callable[[], Runner]]:
+    """What makes each backend; nothing is made yet."""
+    yield lambda: Oracle(twin.served)
     if "torch" not in missing:
-        if model_py is None:
-            model_py = folder / "model.py"
-            model_py.write_text(twin.model_py(), encoding="utf-8")
-        yield Torch(model_py, twin.served)
+        yield lambda: Torch(model_py or _written(twin, folder), twin.served)
     for target in targets:
         yield from _of_target(twin, target, missing, given)
 
 
+def _written(twin: Compiled, folder: Path) -> Path:
+    path = folder / "model.py"
+    path.write_text(twin.model_py(), encoding="utf-8")
+    return path
+
+
 def _of_target(
     twin: Compiled, target: Target, missing: dict[str, str], given: tuple[Target, bytes] | None
-) -> Iterator[Runner]:
+) -> Iterator[Callable[[], Runner]]:
     """A target's function by the oracle, if it is not the served one, and its graphs in onnxruntime."""
     if target.cache == "buffer" and not twin.contract(PORTABLE).held:
         return
     if target.provider is not None or target.cache == "buffer" or target.top:
-        yield Oracle(twin.flat(target), f"oracle{_words(target)}", parts=twin.parts(target))
-    if "onnxruntime" in missing or target.dtype not in FLOATS:
+        yield lambda: Oracle(twin.flat(target), f"oracle{_words(target)}", parts=twin.parts(target))
+    if "onnxruntime" in missing or target.dtype not in RUN_AS:
         return
     for logits in (target.logits,) if target.top else ("all", "last"):
         one = replace(target, logits=logits)
-        model = given[1] if given is not None and given[0] == one else twin.onnx(one)
-        yield Onnx(model, twin.flat(one), f"onnxruntime{_words(one)}", FLOATS[one.dtype], twin.parts(one))
+        yield partial(_onnx, twin, one, given[1] if given is not None and given[0] == one else None)
     if target.provider == "cuda" and target.dtype != "fp32":
         # The same nodes in float32, which the CPU has kernels of: as tight a bound as the portable graph's.
-        yield Onnx(
-            twin.onnx(target, dtype="fp32"), twin.flat(target), f"onnxruntime{_words(target)}", parts=twin.parts(target)
-        )
+        yield partial(_onnx, twin, target, dtype="fp32")
+
+
+def _onnx(twin: Compiled, target: Target, model: bytes | None = None, dtype: Dtype | None = None) -> Onnx:
+    """onnxruntime on the graph that is given, or that is emitted now: in the target's type or in this one."""
+    real = dtype or target.dtype
+    graph = twin.onnx(target, dtype=real) if model is None else model
+    return Onnx(graph, twin.flat(target), f"onnxruntime{_words(target)}", RUN_AS[real], twin.parts(target))
 
 
 def _words(target: Target) -> str:
