@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from blockc.authoring.newspec import NoDesignError
     from blockc.authoring.specfiles import NoSpecError
     from blockc.basics.distribution import MissingPackageError
-    from blockc.basics.errors import BlockcError, UsageError
+    from blockc.basics.errors import BlockcError, CheckpointError, UsageError
     from blockc.bench.measure import Bench
     from blockc.bench.turns import WorkerError
     from blockc.checks.checking import check_text
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from blockc.runtime.opening import SessionError
     from blockc.source import Finding, SpecError
     from blockc.weights.checkpoint import has_weights
-    from blockc.weights.rules import CheckpointError
 
 _MODULES = {
     "blockc.api.building": ("Built", "NotProvedError", "build", "verify"),
@@ -88,7 +87,7 @@ _MODULES = {
     "blockc.diff.revision": ("RevisionError",),
     "blockc.basics.distribution": ("MissingPackageError",),
     "blockc.checks.doctor": ("Health",),
-    "blockc.basics.errors": ("BlockcError", "UsageError"),
+    "blockc.basics.errors": ("BlockcError", "CheckpointError", "UsageError"),
     "blockc.products.folder": ("FolderError",),
     "blockc.checks.formats": ("Checked",),
     "blockc.authoring.newspec": ("NoDesignError",),
@@ -100,7 +99,6 @@ _MODULES = {
     "blockc.language.spec": ("Spec",),
     "blockc.authoring.specfiles": ("NoSpecError",),
     "blockc.graph.target": ("Target",),
-    "blockc.weights.rules": ("CheckpointError",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from blockc.basics.distribution import specs
 from blockc.basics.errors import UsageError
-from blockc.source import inert, suggest
+from blockc.source import PATH_SHOWN, inert, suggest
 
 SUFFIXES = (".yaml", ".yml")
-LONGEST = 4096  # characters of a path in a message; cut, it would be another file
 
 
 class NoSpecError(UsageError):
@@ -45,7 +44,7 @@ def spec_file(path: Path | str) -> Path:
     if (found := named(str(path))) is not None:
         return found
     if path.is_dir():
-        raise NoSpecError(f"{inert(str(path), LONGEST)}: is a folder, and one spec is wanted")
+        raise NoSpecError(f"{inert(str(path), PATH_SHOWN)}: is a folder, and one spec is wanted")
     if not path.exists():
         raise NoSpecError(no_such(str(path)))
     return path
@@ -68,8 +67,8 @@ def no_such(word: str) -> str:
         more = ""
     else:
         near, more = suggest(name, specs()), "; `blockc list` names the specs that come with blockc"
-    return f"{inert(word, LONGEST)}: no such file or folder" + (
-        f"; did you mean {inert(near, LONGEST)}?" if near else more
+    return f"{inert(word, PATH_SHOWN)}: no such file or folder" + (
+        f"; did you mean {inert(near, PATH_SHOWN)}?" if near else more
     )
 
 

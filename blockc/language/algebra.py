@@ -140,10 +140,12 @@ def elaborate(spec: Spec) -> Decoder:
 
 def term_faults(error: SpecFaults) -> list[Finding]:
     """What is wrong with the terms of the layers that are sound, of a spec that is wrong elsewhere."""
+    if error.sizes is None:
+        return []
     found: list[Finding] = []
-    for layer in error.sound if error.sizes else ():
+    for layer in error.sound:
         try:
-            _layer_term(layer, *error.sizes)  # type: ignore[misc]
+            _layer_term(layer, *error.sizes)
         except SpecError as fault:
             found += fault.findings
     return list(dict.fromkeys(found))

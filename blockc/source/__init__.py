@@ -3,6 +3,7 @@
 from blockc.source.comments import Ignore, ignores
 from blockc.source.reading import MAX_BYTES, override, parse, read, read_bytes
 from blockc.source.tree import (
+    PATH_SHOWN,
     Entry,
     Finding,
     Mapping,
@@ -23,7 +24,7 @@ from blockc.source.tree import (
 )
 
 __all__ = [
-    "MAX_BYTES", "Entry", "Finding", "Ignore", "Mapping", "Place", "Scalar", "Sequence", "SpecError", "Tree",
-    "at", "every", "find", "finding", "ignores", "inert", "key_place", "override", "parse", "plain", "read",
+    "MAX_BYTES", "PATH_SHOWN", "Entry", "Finding", "Ignore", "Mapping", "Place", "Scalar", "Sequence", "SpecError",
+    "Tree", "at", "every", "find", "finding", "ignores", "inert", "key_place", "override", "parse", "plain", "read",
     "read_bytes", "render", "suggest",
 ]  # fmt: skip

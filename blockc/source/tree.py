@@ -17,6 +17,7 @@ B = TypeVar("B")
 
 LINE_SHOWN = 160  # characters of a source line in a message
 FIELD_SHOWN = 400  # characters of a name or a value in a message
+PATH_SHOWN = 4096  # and of a path: cut, it would be another file
 
 
 @dataclass(frozen=True, slots=True)

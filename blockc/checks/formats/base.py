@@ -10,10 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from blockc.diagnostics import SEVERITIES
-from blockc.source import Finding, Place, inert
+from blockc.source import PATH_SHOWN, Finding, Place, inert
 
 STDIN = "<stdin>"  # the file of findings in standard input
-_LONGEST = 4096  # characters of a path; cut, it would be another file
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,11 @@ def relative(file: str) -> str:
     if file == STDIN:
         return STDIN.strip("<>")
     if not os.path.isabs(file):
-        return inert(file.replace(os.sep, "/"), _LONGEST)
+        return inert(file.replace(os.sep, "/"), PATH_SHOWN)
     try:
-        return inert(os.path.relpath(file).replace(os.sep, "/"), _LONGEST)
+        return inert(os.path.relpath(file).replace(os.sep, "/"), PATH_SHOWN)
     except ValueError:  # on another drive
-        return inert(os.path.basename(file), _LONGEST)
+        return inert(os.path.basename(file), PATH_SHOWN)
 
 
 def path_in_repository(place: Place) -> str:
@@ -77,7 +76,7 @@ def path_in_repository(place: Place) -> str:
     for root in _roots(os.getcwd(), os.environ.get("GITHUB_WORKSPACE", "")):
         for at, top in ((file, root), (_real(file), os.path.realpath(root))):
             if at.startswith(os.path.join(top, "")):
-                return inert(os.path.relpath(at, top).replace(os.sep, "/"), _LONGEST)
+                return inert(os.path.relpath(at, top).replace(os.sep, "/"), PATH_SHOWN)
     return path(place)
 
 
