@@ -456,6 +456,9 @@ def test_suggest() -> None:
     assert suggest("hedas", ["heads", "width"]) == "heads"
     assert suggest("zzz", ["heads", "width"]) is None
     assert suggest("h" * 1_000_000, ["heads"]) is None
+    assert suggest("HEADS", ["heads", "width"]) == "heads"
+    assert suggest("qwen", ["qwen2.5-coder-7b", "qwen3-0.6b", "gpt2"]) == "qwen3-0.6b"
+    assert suggest("qw", ["qwen3-0.6b"]) is None  # two letters say little
 
 
 def test_fuzz() -> None:

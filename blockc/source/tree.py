@@ -190,11 +190,16 @@ def key_place(tree: Tree, path: tuple[str | int, ...]) -> Place:
 
 
 def suggest(word: str, known: Iterable[str]) -> str | None:
-    """The known word nearest to this one, for "did you mean", or None when none is near."""
+    """The known word nearest to this one, for "did you mean", or None when none is near.
+
+    Whatever the case of letters; where none is near, the shortest that begins with it.
+    """
     if len(word) > 100:  # nobody meant this, and the comparison is quadratic
         return None
-    near = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)
-    return near[0] if near else None
+    lower = {name.lower(): name for name in sorted(known)}
+    near = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.6)
+    longer = sorted((name for name in lower if name.startswith(word.lower())), key=len) if len(word) > 2 else []
+    return next((lower[name] for name in (*near, *longer)), None)
 
 
 # Rendering
