@@ -17,6 +17,7 @@ LONGEST = 2000  # characters of a line of a message
 MOST = 60  # lines of a message
 ERRORS = "blockc.plain"  # how a stream writes what its encoding has no character for
 _GONE = (errno.EPIPE, errno.EINVAL) if os.name == "nt" else (errno.EPIPE,)  # what a write gives without a reader
+NAMES = {1: "standard output", 2: "standard error"}
 _EVERY = 0.1  # seconds between two states of the progress line
 
 # What drawings are made of, in ASCII.
@@ -73,6 +74,8 @@ def is_dumb() -> bool:
 class _Stream(io.TextIOWrapper):
     """A text stream whose reader may go. What is still said then goes nowhere, and the command to its verdict.
 
+    Any other fault names the stream as a fault of a file names the file.
+
     Text and bytes are written by Python's own streams alone: an interrupt between a write and what is remembered of it
     would have the same text written twice.
     """
@@ -93,9 +96,9 @@ class _Stream(io.TextIOWrapper):
             self.lost(error)
 
     def lost(self, error: OSError) -> None:
-        """Raises the error again where it is not that nobody reads."""
+        """Raises the error with the stream's name where it is not that nobody reads."""
         if error.errno not in _GONE:
-            raise error
+            raise OSError(error.errno, error.strerror, NAMES[self.fileno()]) from error
         self.drop()
 
     def drop(self) -> None:
