@@ -93,6 +93,37 @@ def test_names_go_wherever_a_path_does(function: str, tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
+CONFIGS: dict[str, Callable[[Path], object]] = {
+    "check": api.check,
+    "check_files": lambda path: list(api.check_files([path])),
+    "spec_files": api.spec_files,
+}
+
+
+@pytest.mark.parametrize("function", CONFIGS)
+def test_where_a_config_lies_and_no_spec_the_word_that_imports_it_is_said(function: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama"}')
+    for path in (tmp_path, config):
+        with pytest.raises(api.NoSpecError) as raised:
+            CONFIGS[function](path)
+        assert str(raised.value).startswith(f"{path}: ")
+        assert str(raised.value).endswith(f": `blockc import {path}` writes its spec")
+    (tmp_path / "own.yaml").write_text("blockc: 1\n")
+    assert api.spec_files(tmp_path) == [tmp_path / "own.yaml"]
+
+
+def test_what_reads_a_gguf_file_is_said_where_a_config_is_wanted(tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"GGUF")
+    for path in (tmp_path, file):
+        with pytest.raises(api.NoSpecError, match=f"`blockc build SPEC --weights {path}`$"):
+            api.import_spec(path)
+    file.unlink()
+    with pytest.raises(api.NoSpecError, match=r"no config\.json, nor a folder with one$"):
+        api.import_spec(tmp_path)
+
+
 def test_a_file_beside_is_meant_by_a_path_nearly_right(tmp_path: Path) -> None:
     (tmp_path / "own-model.yaml").write_text("blockc: 1\n")
     with pytest.raises(api.NoSpecError, match=r"did you mean .*own-model\.yaml\?$"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from blockc.api.listing import spec_files
-from blockc.authoring.specfiles import spec_file
+from blockc.authoring.specfiles import refuse_config, spec_file
 from blockc.basics.errors import UsageError
 from blockc.checks.checking import check_file
 from blockc.checks.checking import check_files as _check_files
@@ -27,6 +27,7 @@ def check(
 
     With a policy also each of its bounds that the spec does not keep.
     """
+    refuse_config(str(path))
     return check_file(str(spec_file(path)), assignments, _bounds(policy))
 
 

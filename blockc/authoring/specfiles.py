@@ -85,8 +85,11 @@ def _beside(folder: str) -> Iterable[str]:
 def files_at(word: str) -> list[str]:
     """The files that a word means, as it says them: a file, all specs of a folder, those of a glob such as
     specs/**/*.yaml, or a spec that comes with blockc. Raises NoSpecError."""
+    if os.path.isdir(word) and (found := _below(word)):
+        return found
+    refuse_config(word)
     if os.path.isdir(word):
-        return _below(word)
+        return []
     if os.path.lexists(word):
         return [word]
     if (spec := named(word)) is not None:
@@ -96,6 +99,18 @@ def files_at(word: str) -> list[str]:
     all_kinds = glob.has_magic(os.path.basename(word).rpartition(".")[2]) or "." not in os.path.basename(word)
     found = [file for file in sorted(glob.glob(word, recursive=True)) if os.path.isfile(file)]
     return [file for file in found if file.endswith(SUFFIXES)] if all_kinds else found
+
+
+def refuse_config(word: str) -> None:
+    """Raises NoSpecError where a spec is wanted as it is written, and a config.json lies there."""
+    if not word.endswith(".json") and not os.path.isdir(word):
+        return
+    from blockc.importing import config_file  # which the other words need not wait for
+
+    if (file := config_file(Path(word))) is not None and file.exists():
+        shown = inert(word, PATH_SHOWN)
+        held = "holds a config.json, and no spec" if file != Path(word) else "a .json file is a model's config, no spec"
+        raise NoSpecError(f"{shown}: {held}: `blockc import {shown}` writes its spec")
 
 
 def _below(folder: str) -> list[str]:
@@ -110,11 +125,9 @@ def write_whole(path: Path, text: str, mode: int | None = None) -> None:
 
     `mode` are the permissions of the file, those of a new one by default.
     """
-    if path.exists() and not path.is_symlink() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
+    special = path.exists() and not path.is_symlink() and not path.is_file()
     try:
-        _write_whole(path, text, mode)
+        path.write_text(text, encoding="utf-8") if special else _write_whole(path, text, mode)
     except OSError as error:  # which may name the file that is to take the name
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
