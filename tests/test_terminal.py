@@ -194,6 +194,14 @@ def test_a_closed_stream_is_quiet_and_no_fault(line: str, code: int) -> None:
     assert "Exception ignored" not in done.stderr
 
 
+def test_a_stream_that_is_full_is_named_and_so_is_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell(f"b show {BLOCK} > /dev/full").stderr == "blockc: standard output: No space left on device\n"
+    assert (
+        guarded(lambda: app(["check", BLOCK, "--format", "json", "--output", "/dev/full"], standalone_mode=False)) == 3
+    )
+    assert capsys.readouterr().err == "blockc: /dev/full: No space left on device\n"
+
+
 def test_a_file_that_is_built_is_not_what_was_printed_to_a_closed_stream(tmp_path: Path) -> None:
     """A descriptor that is free would be given to the first file that is opened."""
     assert shell(f"b build {BLOCK} --no-verify --out {tmp_path} >&- 2>&-").returncode == 0
@@ -309,6 +317,22 @@ def test_pydantic_says_nothing_on_the_command_line(arguments: Sequence[str], sai
     assert "Input should" not in err and "Value error" not in err and "parse" not in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("show", "gpt2", "--device-memory", "x"), "--device-memory x: expected a size such as 80GB or 80GiB"),
+        (("new", "x", "--like", "gpt2", "--parameters", "many"), "--parameters many: expected "),
+        (("trace", BLOCK, "--tokens", "999999"), "--tokens 999999: outside the vocabulary of 16"),
+        (("run", ".", "--prompt", "x", "--top-k", "5"), "--top-k speaks of drawing"),
+    ],
+)
+def test_an_option_that_the_api_refuses_is_named_as_it_is_typed(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(lambda: app([*arguments], standalone_mode=False)) == 2
+    assert capsys.readouterr().err.startswith(f"blockc: {said}")
+
+
 # How far a command is
 
 
@@ -319,8 +343,8 @@ def test_progress_is_said_to_whoever_asks_and_by_nobody_else(
     model = api.compile(ROOT / BLOCK)
     api.build(model, tmp_path / "a", progress=lambda *said: heard.append(said))
     assert {what for what, _, _ in heard} == {"proving block-4x4-twin"}
-    assert all(0 <= done < whole for _, done, whole in heard)
-    assert [done for _, done, _ in heard] == sorted(done for _, done, _ in heard)
+    (whole,) = {whole for _, _, whole in heard}
+    assert [done for _, done, _ in heard] == list(range(whole)) and whole > 50  # each step once, and no other
     assert capsys.readouterr() == ("", "")
 
 

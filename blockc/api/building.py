@@ -108,7 +108,7 @@ def build(
 def _refuse_idle(said: Mapping[str, object]) -> None:
     """What speaks of weights, where there are none."""
     if idle := [name for name, on in said.items() if on]:
-        raise UsageError(f"{idle[0]} speaks of weights: give them with weights=PATH")
+        raise UsageError("speaks of weights: give them with weights=PATH", idle[0])
 
 
 def _refuse_far(context: int) -> None:

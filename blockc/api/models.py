@@ -8,7 +8,7 @@ from pathlib import Path
 
 from blockc.authoring.importtext import spec_text
 from blockc.authoring.specfiles import NoSpecError, model_file
-from blockc.basics.errors import CheckpointError
+from blockc.basics.errors import CheckpointError, UsageError
 from blockc.checks.checking import misses
 from blockc.graph.shrink import shrink
 from blockc.importing import config_file, read_config
@@ -83,8 +83,15 @@ def _config(path: Path) -> Path:
     if not path.exists():
         raise NoSpecError(f"{inert(str(path))}: no such file or folder")
     if (file := config_file(path)) is None:
-        raise NoSpecError(f"{inert(str(path))}: no config.json, nor a folder with one")
+        raise NoSpecError(f"{inert(str(path))}: no config.json, nor a folder with one{_of_gguf(path)}")
     return file
+
+
+def _of_gguf(path: Path) -> str:
+    """What reads a GGUF file, where that is what there is."""
+    if path.suffix != ".gguf" and not any(path.glob("*.gguf")):
+        return ""
+    return f"; a GGUF file is read as the weights of a spec: `blockc build SPEC --weights {inert(str(path))}`"
 
 
 def _fits(model: Compiled, folder: Path) -> None:
@@ -113,7 +120,7 @@ def figures(
 
     `device_memory` is bytes, or a size such as "80GB". Raises UsageError for a size or a dtype that is none.
     """
-    memory = byte_size(device_memory) if isinstance(device_memory, str) else device_memory
+    memory = _bytes(device_memory) if isinstance(device_memory, str) else device_memory
     return report(
         model.spec,
         model.decoder,
@@ -123,6 +130,13 @@ def figures(
         dtype=dtype,
         device_memory=memory,
     )
+
+
+def _bytes(text: str) -> int:
+    try:
+        return byte_size(text)
+    except UsageError as error:
+        raise UsageError(f"{inert(text)}: {error}", "device_memory") from None
 
 
 def show(model: Compiled, figured: Report | None = None) -> str:

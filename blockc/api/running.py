@@ -45,11 +45,11 @@ def run(
     from blockc.runtime.text import Tokenizer
 
     if isinstance(prompts, str):
-        raise UsageError("prompts is one text: give a list of them")
+        raise UsageError("is one text: give a list of them", "prompts")
     if tokens < 1:
-        raise UsageError(f"tokens {tokens}: expected 1 or more")
+        raise UsageError(f"{tokens}: expected 1 or more", "tokens")
     if system is not None and not chat:
-        raise UsageError("system is told to an assistant: give chat=True too")
+        raise UsageError("is told to an assistant: give chat=True too", "system")
     choose = chosen(temperature, top_k, top_p, seed)
     session = Session(folder, provider, threads, prepack, capture)
     tokenizer = Tokenizer(Path(folder), session.model.vocab)

@@ -40,7 +40,7 @@ def trace(model: Compiled, tokens: Sequence[int], seed: int = 0) -> list[Step]:
     if not tokens:
         raise UsageError("no tokens: the stream of at least one can be traced")
     if bad := [t for t in tokens if not 0 <= t < model.spec.top.vocab]:
-        raise UsageError(f"token {bad[0]} is outside the vocabulary of {model.spec.top.vocab}")
+        raise UsageError(f"{bad[0]}: outside the vocabulary of {model.spec.top.vocab}", "tokens")
     ids = np.array([tokens], np.int64)
     inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(len(tokens))[None]}
     wanted = list(_additions(model.function))

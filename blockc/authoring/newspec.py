@@ -304,7 +304,7 @@ def budget_of(said: str | float) -> float:
     found = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e\+?[0-9]{1,2})?)([KMGBT]?)", text, re.IGNORECASE)
     number = float(found[1]) * UNITS[found[2].upper()] if found else 0.0
     if not 1e3 <= number <= 1e15:
-        raise UsageError(f"{inert(str(said))}: expected {BUDGET}")
+        raise UsageError(f"{inert(str(said))}: expected {BUDGET}", "parameters")
     return number
 
 

@@ -12,7 +12,19 @@ class BlockcError(Exception):
 
 
 class UsageError(BlockcError, ValueError):
-    """What was asked for cannot be, whatever lies in files: a word that is no name, a number out of its range."""
+    """What was asked for cannot be, whatever lies in files: a word that is no name, a number out of its range.
+
+    `option` is the argument at fault, which the message begins with; on the command line it is an option.
+    """
+
+    def __init__(self, message: str, option: str = "") -> None:
+        super().__init__(f"{option} {message}" if option else message)
+        self.option, self.message = option, message
+
+    @property
+    def as_typed(self) -> str:
+        """The message with the option as the command line has it: --top-k for top_k."""
+        return f"--{self.option.replace('_', '-')} {self.message}" if self.option else self.message
 
 
 def listed(lines: Sequence[str], shown: int = SHOWN) -> list[str]:

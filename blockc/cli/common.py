@@ -200,7 +200,7 @@ def _said(error: Exception) -> int:
         print_findings(error.findings)
         return WRONG
     if isinstance(error, BlockcError):
-        say(str(error))
+        say(error.as_typed if isinstance(error, UsageError) else str(error))
         return (
             USAGE if isinstance(error, UsageError) else ENVIRONMENT if isinstance(error, MissingPackageError) else WRONG
         )

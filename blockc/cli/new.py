@@ -41,10 +41,7 @@ def new(
     from blockc.authoring.specfiles import write_whole
 
     path = out or Path(f"{name}.yaml")
-    try:
-        budget = None if parameters is None else budget_of(parameters)
-    except api.UsageError as error:
-        stop(USAGE, f"--parameters {error}")
+    budget = None if parameters is None else budget_of(parameters)
     if os.path.lexists(path) and not force:
         stop(USAGE, f"{plain(str(path))}: is there already; give --force to write over it")
     made = api.new(name, like, budget)

@@ -15,7 +15,6 @@ from blockc.cli.terminal import reader_gone
 from blockc.graph.target import Provider
 
 if TYPE_CHECKING:
-    from blockc.runtime.sampling import Choose
     from blockc.runtime.text import Tokenizer
 
 
@@ -64,10 +63,11 @@ def run(
         stop(USAGE, "--system is told to an assistant: give --chat too")
     if cuda_graph and ep != "cuda":
         stop(USAGE, "--cuda-graph is for --ep cuda")
-    choose = _choose(temperature, top_k, top_p, seed)
+    from blockc.runtime.sampling import chosen
+
+    choose = chosen(temperature, top_k, top_p, seed)
     texts = _texts(prompt)
     from blockc.basics.distribution import missing
-    from blockc.basics.errors import UsageError
     from blockc.runtime import ProviderError, Session, SessionError
     from blockc.runtime.chat import prompt_ids
     from blockc.runtime.text import Tokenizer
@@ -82,28 +82,10 @@ def run(
         _print(session.generate(prompts, tokens, tokenizer.stop, choose), tokenizer, texts, prompts)
     except ModuleNotFoundError as error:
         stop(ENVIRONMENT, missing(error.name, "run"))
-    except UsageError as error:
-        stop(USAGE, f"--{error}")
     except ProviderError as error:
         stop(ENVIRONMENT, str(error))
     except SessionError as error:
         stop(WRONG, str(error))
-
-
-def _choose(temperature: float, top_k: int | None, top_p: float | None, seed: int | None) -> Choose:
-    from blockc.basics.errors import UsageError
-    from blockc.runtime.sampling import chosen
-
-    try:
-        return chosen(temperature, top_k, top_p, seed)
-    except UsageError as error:
-        stop(USAGE, _options(str(error)))
-
-
-def _options(said: str) -> str:
-    """A message of the API, whose names are the options'."""
-    first, _, rest = said.partition(" ")
-    return f"--{first.replace('_', '-')} {rest.replace('give temperature', 'give --temperature')}"
 
 
 def _texts(prompts: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from blockc.basics.floats import Counted
-from blockc.cli.common import NOTHING, USAGE, Set, app, complete_spec, plain, stop
+from blockc.cli.common import NOTHING, USAGE, Set, app, complete_spec, stop
 from blockc.cli.terminal import drawn
 
 
@@ -44,9 +44,8 @@ def show(
 
     if sum((expanded, graph, as_json)) > 1:
         stop(USAGE, "--expanded, --graph and --json are three answers: choose one")
-    memory = _bytes(device_memory) if device_memory else None
     models = [api.compile(spec, assignments) for spec in specs]
-    figures = [api.figures(m, context=context, batch=batch, dtype=dtype, device_memory=memory) for m in models]
+    figures = [api.figures(m, context=context, batch=batch, dtype=dtype, device_memory=device_memory) for m in models]
     if as_json:
         data = [f.json() for f in figures]
         print(json.dumps(data[0] if len(data) == 1 else data, indent=2))
@@ -56,12 +55,3 @@ def show(
         print(drawn(api.show(models[0], figures[0])))
     else:
         print(api.table(figures))
-
-
-def _bytes(text: str) -> int:
-    from blockc.report.sizes import byte_size
-
-    try:
-        return byte_size(text)
-    except ValueError as error:
-        stop(USAGE, f"--device-memory {plain(text)}: {error}")

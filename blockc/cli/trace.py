@@ -23,10 +23,7 @@ def trace(
     if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", tokens):
         stop(USAGE, f"--tokens {tokens}: expected ids such as 3,1,4")
     model = api.twin(api.compile(spec, assignments))
-    try:
-        steps = api.trace(model, [int(t) for t in tokens.split(",")], seed)
-    except api.UsageError as error:
-        stop(USAGE, f"--tokens {tokens}: {error}")
+    steps = api.trace(model, [int(t) for t in tokens.split(",")], seed)
     wide = max(len(step.name) for step in steps)
     print(f"{model.spec.name}, width {model.spec.top.width}: the stream of the last token")
     print(f"{'after':{wide}}  {'rms':>8}  {'largest':>8}  first values")

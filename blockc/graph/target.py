@@ -42,7 +42,7 @@ class Target:
         if self.provider is None and self.padding == "right":
             raise UsageError("the portable graph takes any padding: where it stands speaks of a provider's attention")
         if self.logits not in ("all", "last") and (type(self.logits) is not int or self.logits < 1):
-            raise UsageError(f"logits {self.logits!r}: expected all, last, or how many of the highest, 1 or more")
+            raise UsageError(f"{self.logits!r}: expected all, last, or how many of the highest, 1 or more", "logits")
 
     @property
     def by_rows(self) -> bool:

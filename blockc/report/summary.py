@@ -73,9 +73,9 @@ def report(
     context = decoder.context if context is None else context
     for name, size in (("context", context), ("batch", batch), ("device_memory", device_memory)):
         if size is not None and size < 1:
-            raise UsageError(f"{name} must be at least 1, got {size}")
+            raise UsageError(f"must be at least 1, got {size}", name)
     if dtype not in BYTES:
-        raise UsageError(f"dtype must be one of {', '.join(BYTES)}, got {dtype}")
+        raise UsageError(f"must be one of {', '.join(BYTES)}, got {dtype}", "dtype")
     graph, number = Graph(function, decoder.kinds), BYTES[dtype]
     counted, kept = count(graph), cache(graph, number, context, batch)
     weights = counted.total * number

@@ -35,7 +35,7 @@ def prompt_ids(
         return tokenizer.ids(rendered(folder, tokenizer, [*told, {"role": "user", "content": text}]), special=False)
     if ids := tokenizer.ids(text):
         return ids
-    raise UsageError("prompt is empty, and this tokenizer begins no text by itself")
+    raise UsageError("is empty, and this tokenizer begins no text by itself", "prompt")
 
 
 def rendered(folder: Path, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:

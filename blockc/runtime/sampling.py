@@ -38,7 +38,7 @@ def chosen(temperature: float, top_k: int | None = None, top_p: float | None = N
         return Sampler(temperature, top_k, top_p, seed)
     given = {"top_k": top_k, "top_p": top_p, "seed": seed}
     if said := [name for name, value in given.items() if value is not None]:
-        raise UsageError(f"{said[0]} speaks of drawing: give temperature above 0 too")
+        raise UsageError("speaks of drawing: the temperature must be above 0 too", said[0])
     return greedy
 
 
@@ -54,11 +54,11 @@ class Sampler:
         self, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: int | None = None
     ) -> None:
         if not 0 < temperature < np.inf:
-            raise UsageError(f"temperature {temperature}: expected a number above 0")
+            raise UsageError(f"{temperature}: expected a number above 0", "temperature")
         if top_k is not None and top_k < 1:
-            raise UsageError(f"top_k {top_k}: expected 1 or more")
+            raise UsageError(f"{top_k}: expected 1 or more", "top_k")
         if top_p is not None and not 0 < top_p <= 1:
-            raise UsageError(f"top_p {top_p}: expected a number above 0, up to 1")
+            raise UsageError(f"{top_p}: expected a number above 0, up to 1", "top_p")
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
         self.seeds = np.random.SeedSequence(seed)
         self.streams: list[np.random.Generator] = []
