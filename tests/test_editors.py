@@ -20,10 +20,13 @@ import yaml
 from blockc.cli import app
 from blockc.diagnostics import CODES, Code
 from blockc.diagnostics.examples import BASE, changed, whole
+from blockc.language.spec import from_tree, resolved_text
 from blockc.language.spec.keys import Document
 from blockc.language.spec.schema import schema
 from blockc.source import SpecError, parse, plain
+from tests import spec_text
 from tests.bad.renew import of_a_file
+from tests.spec_variants import VARIANTS
 
 ROOT = Path(__file__).parent.parent
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))
@@ -78,6 +81,15 @@ def test_every_key_is_explained() -> None:
 def test_the_schema_takes_the_specs(path: Path) -> None:
     assert faults(path.read_bytes()) == []
     assert faults((ROOT / "generated" / path.stem / "spec.resolved.yaml").read_bytes()) == []
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_schema_takes_what_a_check_takes(variant: str) -> None:
+    """In the words that the spec has, and resolved: `none` in a kind, a bias of none."""
+    wanted = ["'0o17' is not valid under any of the given schemas"] if variant == "text" else []  # of no layout
+    text = spec_text.changed(VARIANTS[variant])
+    assert faults(text) == wanted
+    assert faults(resolved_text(from_tree(parse(text, "s.yaml")))) == wanted
 
 
 # What depends on two values, on a file or on another place of the spec: the schema cannot see it.

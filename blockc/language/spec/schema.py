@@ -117,7 +117,8 @@ def _fill(made: Json) -> None:
     top["checkpoint"]["anyOf"] = [{"enum": [*layout_names()]}, _NONE]
     whole: Json = {"allOf": [{"$ref": "#/definitions/Norm"}], "required": ["type", "eps"]}
     made["definitions"]["Embedding"]["properties"]["norm"]["anyOf"][0] = whole
-    kind["norm"] = {"allOf": [kind["norm"]], "not": {"required": ["final"]}, "description": KEYS["Document.norm"]}
+    final: Json = {"type": "object", "required": ["final"]}  # which `none`, a word, is not
+    kind["norm"] = {"allOf": [kind["norm"]], "not": final, "description": KEYS["Document.norm"]}
     _clashes(made["definitions"])
 
 
@@ -127,8 +128,8 @@ def _clashes(definitions: Json) -> None:
         definitions[norm]["allOf"] = [_where("type", ["rms"], {"not": {"required": ["bias"]}})]
     for norm in ("QkNorm", "SubNorm"):
         definitions[norm]["allOf"] = [
-            _where("type", ["rms"], {"not": {"required": ["bias"]}}),
-            _where("weight", [False], {"properties": {"bias": {"enum": [False]}}}),
+            _where("type", ["rms"], {"properties": {"bias": {"enum": ["none"]}}}),
+            _where("weight", [False], {"properties": {"bias": {"enum": [False, "none"]}}}),
         ]
     plain = [word for word, (_, gated) in TYPES.items() if not gated]
     ungated = {"properties": {"bias": {"not": {"contains": {"const": "gate"}}}}}
