@@ -33,7 +33,7 @@ from blockc.basics.errors import CheckpointError
 from blockc.graph import interp
 from blockc.graph.build import build
 from blockc.importing import from_config
-from blockc.importing.maps import COMMON, Map, load_map, model_types
+from blockc.importing.maps import load_map, model_types
 from blockc.ir import Array, Function, parameters
 from blockc.language.algebra import elaborate
 from blockc.language.spec import Spec, from_tree
@@ -147,14 +147,9 @@ def base(model_type: str) -> Config:
 def pool() -> tuple[str, ...]:
     """Every key that any map reads, under every spelling."""
     found: set[str] = {*VALUES}
-    for name in (*model_types(), COMMON):
-        map_ = load_map(name) if name != COMMON else load_map("llama")
-        found |= {key for key in known(map_) if "." not in key}
+    for name in model_types():
+        found |= {key for key in load_map(name).known if "." not in key}
     return tuple(sorted(found - {"model_type", "rope_parameters", "rope_scaling"}))
-
-
-def known(map_: Map) -> frozenset[str]:
-    return map_.known
 
 
 @cache
@@ -264,7 +259,10 @@ def _pairs(config: Config) -> int:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`word` is same, refused, theirs, large, or what is wrong: differs, count, misfit, unlike, traceback."""
+    """`word` is same, refused, theirs, large, or what is wrong: differs, count, misfit, away, traceback.
+
+    Away is a refusal whose place is not in config.json.
+    """
 
     word: str
     why: str = ""
@@ -298,14 +296,14 @@ def _refusal(error: SpecError) -> Outcome:
 
 
 def _compared(spec: Spec, function: Function, theirs: Any) -> Outcome:
-    try:
-        truth = truth_of(theirs, tokens_of(spec))
-    except Exception as error:
-        return Outcome("theirs", f"{type(error).__name__}: {error}")
     count = _size(theirs) + _buffers(theirs) - _ignored(spec, theirs)
     ours = sum(param.size for param in parameters(function).values())
     if ours != count:
         return Outcome("count", f"{ours}, transformers has {count}")
+    try:  # of a model of the same size, so that an import with a larger vocabulary is not its fault
+        truth = truth_of(theirs, tokens_of(spec))
+    except Exception as error:
+        return Outcome("theirs", f"{type(error).__name__}: {error}")
     if spec.top.checkpoint is None:
         return Outcome("refused", "no layout reads such a model")
     try:
