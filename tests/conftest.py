@@ -5,7 +5,7 @@ A test marked `backend("torch")` that has a spec's name among its parameters fil
 that hold all its features filled theirs: nothing that was skipped reads as passed, and what ran a part of its cases
 reads `sampled`. With BLOCKC_MATRIX=1 there is no such excuse: every cell is filled in full.
 
---quick keeps the files that import no backend, and of these what is not marked `costly`.
+--quick keeps the files that import no backend, and of these what is not marked `costly` and starts no process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "backend(*names, sampled): what the test proves of the spec among its parameters, or a sample of it"
     )
-    config.addinivalue_line("markers", "costly: takes seconds, and is left out of --quick")
+    config.addinivalue_line("markers", "costly: takes seconds, and is left out of --quick, as what starts processes is")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -82,7 +82,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What fills the table goes one way for all specs: branches are counted in the other tests, at half the cost."""
     if config.getoption("--quick"):
-        left = [item for item in items if next(item.iter_markers("costly"), None)]
+        from tests.tiers import costly
+
+        left = [
+            item
+            for item in items
+            if next(item.iter_markers("costly"), None) or item.name.partition("[")[0] in costly(item.path)
+        ]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
     from tests.tiers import whole

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from blockc import api
-from tests.tiers import BACKENDS, ROOT, backends
+from tests.tiers import BACKENDS, ROOT, backends, costly
 
 PROVED = ("gpt2", "gemma3-1b", "llama3-8b")
-FRONT = {"source", "spec_words", "spec_keys", "spec_layers", "diagnostics", "fmt", "ir", "report", "passes", "cli"}
+FRONT = {"source", "spec_words", "spec_keys", "spec_layers", "diagnostics", "fmt", "ir", "report", "passes", "terminal"}
 
 
 @pytest.mark.parametrize("name", PROVED)
@@ -35,6 +35,26 @@ def test_a_file_that_loads_a_backend_is_told_by_its_imports(tmp_path: Path) -> N
         assert backends(tmp_path / f"test_{abs(hash(text))}.py") == found, text
 
 
+def test_a_test_that_starts_a_process_is_told_by_what_it_names(tmp_path: Path) -> None:
+    text = """import subprocess
+def run(): return subprocess.run(["true"])
+TABLE = {"a": lambda: run()}
+@pytest.fixture
+def started(): run()
+def test_by_itself(): subprocess.Popen(["true"])
+def test_by_a_function(): assert run()
+def test_by_a_fixture(started): pass
+@pytest.mark.parametrize("key", TABLE)
+def test_by_a_table(key): TABLE[key]()
+def test_of_a_package(): pytest.importorskip("torch")
+def test_in_this_process(capsys): assert "subprocess"
+"""
+    (tmp_path / "test_a.py").write_text(text)
+    assert costly(tmp_path / "test_a.py") == {
+        "test_by_itself", "test_by_a_function", "test_by_a_fixture", "test_by_a_table", "test_of_a_package",
+    }  # fmt: skip
+
+
 @pytest.mark.costly
 def test_quick_keeps_the_front_end_and_loads_no_backend() -> None:
     command = [sys.executable, "-m", "pytest", "--quick", "--collect-only", "-q"]
@@ -42,8 +62,9 @@ def test_quick_keeps_the_front_end_and_loads_no_backend() -> None:
     files = {line.split("::")[0].split(":")[0] for line in listed.splitlines() if line.startswith("tests/")}
     kept = {Path(file).stem.removeprefix("test_") for file in files}
     assert kept >= {*FRONT, "quick"}
-    assert not {"matrix", "torch", "targets", "session", "weights"} & kept
+    assert not {"matrix", "torch", "targets", "session", "weights", "cli"} & kept
     for file in files:
         assert not backends(ROOT / file), file
     assert "test_quick_keeps_the_front_end" not in listed  # it is costly itself
+    assert "test_a_closed_stream_is_quiet" not in listed and "test_debug_stands_before" not in listed
     assert "torch" in BACKENDS

@@ -336,6 +336,7 @@ def test_an_option_that_the_api_refuses_is_named_as_it_is_typed(
 # How far a command is
 
 
+@pytest.mark.costly
 def test_progress_is_said_to_whoever_asks_and_by_nobody_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,3 +70,41 @@ def _imported(file: Path) -> tuple[str, ...]:
         elif isinstance(n, ast.ImportFrom) and n.module:
             names += [n.module, *(f"{n.module}.{alias.name}" for alias in n.names)]
     return tuple(names)
+
+
+# What makes a test costly that is not marked so: it starts a process, or loads a package that the file does not import.
+COSTLY = frozenset({"subprocess", "pty", "importorskip"})
+
+
+@cache
+def costly(file: Path) -> frozenset[str]:
+    """The tests of a file that start processes, themselves or by a function, a fixture or a table of the file."""
+    named = dict(_names(ast.parse(file.read_text(encoding="utf-8"))))
+    found = {name for name, used in named.items() if used & COSTLY}
+    while more := {name for name, used in named.items() if used & found} - found:
+        found |= more
+    return frozenset(name for name in found if name.startswith("test_"))
+
+
+def _names(module: ast.Module) -> Iterator[tuple[str, frozenset[str]]]:
+    """What stands at the top of a module, and every name in it."""
+    for stated in module.body:
+        match stated:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names = [name]
+            case ast.Assign(targets=targets):
+                names = [target.id for target in targets if isinstance(target, ast.Name)]
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names = [name]
+            case _:
+                names = []
+        inside = frozenset(found for n in ast.walk(stated) for found in _named(n))
+        yield from ((name, inside) for name in names)
+
+
+def _named(n: ast.AST) -> tuple[str, ...]:
+    match n:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+            return (name,)
+        case _:
+            return ()
