@@ -31,15 +31,13 @@ from blockc.proof.cases import cases
 from blockc.proof.matrix import RUN_AS, TOLERANCE, Truth, compare
 from blockc.proof.runners import Onnx, Oracle, Runner
 from blockc.weights.rules import random_parameters
-from tests.structures import PROVIDERS
+from tests.conftest import UNLIKE
+from tests.structures import COLUMNS, PROVIDERS, features
 from tests.tiers import chosen
 
 ROOT = Path(__file__).parent.parent
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
-BUFFER, CUDA = Target(cache="buffer"), Target("cuda", "fp16")
-HALVES = (Target(dtype="fp16"), Target("cpu", "fp16"))
-PACKED = Target("cpu", packed=True)
-ROWS = Target("cpu", padding="right")
+(BUFFER,), (CUDA,), HALVES, (PACKED,), (ROWS,) = COLUMNS.values()
 unlike_specs = pytest.mark.parametrize("name", chosen(*PROVIDERS))
 _proofs: dict[str, Proof] = {}
 CASES = frozenset(
@@ -53,7 +51,7 @@ def twin(name: str) -> Compiled:
 
 def held(name: str, backend: str, dtype: str, cases: set[str] = CASES, last: bool = True) -> None:
     if name not in _proofs:
-        _proofs[name] = prove(twin(name), targets=(BUFFER, CUDA, *HALVES, PACKED, ROWS))
+        _proofs[name] = prove(twin(name), targets=PROVIDERS)
     for named in (backend, f"{backend}, last token") if last else (backend,):
         rows = [row for row in _proofs[name].rows if (row.backend, row.dtype) == (named, dtype)]
         assert {row.variant for row in rows} >= cases, named
@@ -100,6 +98,16 @@ def test_the_cpus_kernel_by_rows_lengths_is_the_oracle(name: str) -> None:
     """Without a mask that is added: rows stand at the left."""
     held(name, "oracle, fused, by rows", "float64", last=False)
     held(name, "onnxruntime, fused, by rows", "float32")
+
+
+def test_a_cell_that_is_like_others_holds_nothing_of_its_own() -> None:
+    """In what is made for the targets of its column: else a spec would be read as proved that no run speaks of."""
+    assert {column for column, by in UNLIKE.items() if by == "graphs"} == set(COLUMNS)
+    proved = chosen(*PROVIDERS)
+    for column, targets in COLUMNS.items():
+        held = {name: features(twin(name), targets) for name in SPECS}
+        known = frozenset[object]().union(*(held[name] for name in proved))
+        assert not {name for name in SPECS if held[name] - known}, column
 
 
 TOPS = (Target(logits=5), Target("cpu", logits=1), Target("cuda", "fp16", logits=4), Target(cache="buffer", logits=3))
