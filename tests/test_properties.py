@@ -572,6 +572,22 @@ def test_the_first_loss_is_ln_vocab_and_falls(name: str, changes: tuple[str, ...
 
 
 @each_spec
+def test_a_model_begins_at_what_is_neutral(name: str) -> None:
+    """Gains and biases exactly, whatever they were; matrices with the spread that was asked for, or less."""
+    made = twin(name)
+    built = model(made, weights(name))
+    torch.manual_seed(0)
+    built.init_weights(std=0.5)
+    own, params = dict(built.named_parameters()), parameters(made.function)
+    assert own.keys() == params.keys()
+    for path, param in params.items():
+        if param.role in ("gain", "bias"):
+            assert bool((own[path] == param.neutral).all()), path
+        else:
+            assert 0.02 < float(own[path].detach().std()) < 0.6, path
+
+
+@each_spec
 def test_every_parameter_learns(name: str) -> None:
     made = twin(name)
     built, ids = model(made, weights(name)), torch.from_numpy(tokens(made))
