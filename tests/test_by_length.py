@@ -24,8 +24,9 @@ from blockc.ir import Array, GraphError
 from blockc.ir.reach import Constant, Leaks, Length, Places, Tokens
 from blockc.ops import Longest, RotaryTable
 from blockc.passes import verify
-from blockc.pipeline.compiled import Compiled, compiled
-from blockc.products.folder import FolderError, genai_context
+from blockc.pipeline.compiled import PORTABLE, Compiled, compiled
+from blockc.products.folder import FolderError, beside
+from blockc.products.genai import context
 from blockc.proof.cases import Case
 from blockc.proof.matrix import TOLERANCE, prove
 from blockc.proof.runners import Onnx, Oracle, Params, Torch
@@ -238,8 +239,8 @@ def test_a_session_refuses_to_cross_and_goes_on_on_one_side(kind: str, target: T
 
 
 def test_genai_which_goes_on_with_its_cache_is_told_of_one_side() -> None:
-    assert {kind: genai_context(model(kind)) for kind in SCALINGS} == dict.fromkeys(SCALINGS, LENGTH)
-    assert genai_context(twin(NAME)) == twin(NAME).spec.top.context > LENGTH
+    assert {kind: context(beside(model(kind), PORTABLE, {})) for kind in SCALINGS} == dict.fromkeys(SCALINGS, LENGTH)
+    assert context(beside(twin(NAME), PORTABLE, {})) == twin(NAME).spec.top.context > LENGTH
 
 
 def _truth(kind: str, rows: list[list[int]], count: int) -> Array:

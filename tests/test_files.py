@@ -22,7 +22,7 @@ import pytest
 from blockc import api, cli
 from blockc.graph.target import Target
 from blockc.products import folder
-from blockc.products.manifest import FILES, MANIFEST, MODEL, PROOF, SPEC, FolderError, read
+from blockc.products.manifest import MANIFEST, MODEL, PROOF, SPEC, FolderError, file_names, read
 from blockc.products.staging import staging
 from blockc.proof import Proof
 from blockc.runtime import Session, SessionError
@@ -629,11 +629,11 @@ def test_what_a_build_may_write_is_what_builds_write(spec: Path, weights: Path, 
         (weights.parent / name).write_text('{"eos_token_id": 1}')
     model, found = api.compile(spec), set[str]()
     for runtime, mode in (("genai", "pack"), (None, "link")):
-        built = api.build(model, tmp_path / mode, weights=weights, mode=mode, runtime=runtime)  # pyright: ignore
+        built = api.build(model, tmp_path / mode, weights=weights, mode=mode, products=[runtime] if runtime else [])  # pyright: ignore
         found |= {path.name for path in built.files}
     proved = folder.write(model, tmp_path / "proved", Target(), HOLDS)
     found |= {path.name for path in proved.files}
-    assert found == {*FILES, MANIFEST, DATA, "model.safetensors"}
+    assert found == {*file_names(), MANIFEST, DATA, "model.safetensors"}
 
 
 @pytest.mark.parametrize("mode", ["link", "pack"])

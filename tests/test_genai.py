@@ -24,6 +24,7 @@ from blockc.graph.target import Logits, Target
 from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import PORTABLE, Compiled, compiled
 from blockc.products.genai import CONFIG, GenaiError, config, files
+from blockc.products.product import ProductError
 from blockc.source import override, parse
 from blockc.weights.gguf import GGUF
 from blockc.weights.gguf.tokenizer import generation_config
@@ -44,7 +45,7 @@ def built(name: str, out: Path, target: Target = PORTABLE) -> Path:
     """A folder for genai, from a checkpoint of random weights that says nothing but its special tokens."""
     save(out / "in" / "model.safetensors", tensors(twin(name)))
     (out / "in" / "generation_config.json").write_bytes(SAYS["generation_config.json"])
-    api.build(twin(name), out / "out", target=target, proof=False, weights=out / "in", runtime="genai")
+    api.build(twin(name), out / "out", target=target, proof=False, weights=out / "in", products=["genai"])
     return out / "out"
 
 
@@ -357,14 +358,18 @@ def test_an_encoder_is_refused() -> None:
         config(serves(said("attention.causal=false")), SAYS, 64)
 
 
-def test_a_buffer_of_the_portable_graph_is_refused() -> None:
-    with pytest.raises(GenaiError, match="does not feed model.onnx its input write_indices: build with --cache joined"):
+def test_a_buffer_of_the_portable_graph_is_refused(tmp_path: Path) -> None:
+    why = "does not feed model.onnx its input write_indices: build with --cache joined"
+    with pytest.raises(ProductError, match=why):
+        built("llama3-8b", tmp_path, Target(cache="buffer"))
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(GenaiError, match="its input write_indices"):
         config(serves(said(), Target(cache="buffer")), SAYS, 64)
 
 
-def test_a_graph_that_picks_is_refused() -> None:
-    with pytest.raises(GenaiError, match="picks from all logits of a token: build with --logits last"):
-        config(serves(said(), Target(logits=5)), SAYS, 64)
+def test_a_graph_that_picks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProductError, match="picks from all logits of a token: build with --logits last"):
+        built("llama3-8b", tmp_path, Target(logits=5))
 
 
 LATENT = {"state": "latent", "past": "past_key_values.0.latent", "present": "present.0.latent"}
@@ -386,15 +391,15 @@ def test_a_cache_of_another_form_is_refused(edit: Any, why: str) -> None:
 
 
 def test_a_model_without_weights_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    with pytest.raises(GenaiError, match="feeds a model no weights: build with --weights PATH"):
-        api.build(twin("gpt2"), tmp_path / "out", proof=False, runtime="genai")
+    with pytest.raises(ProductError, match="feeds a model no weights: build with --weights PATH"):
+        api.build(twin("gpt2"), tmp_path / "out", proof=False, products=["genai"])
     assert not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_without_eos_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     save(tmp_path / "in" / "model.safetensors", tensors(twin("llama3-8b")))
     with pytest.raises(GenaiError, match="which token ends a text"):
-        api.build(twin("llama3-8b"), tmp_path / "out", proof=False, weights=tmp_path / "in", runtime="genai")
+        api.build(twin("llama3-8b"), tmp_path / "out", proof=False, weights=tmp_path / "in", products=["genai"])
     assert not (tmp_path / "out").exists()
 
 

@@ -236,11 +236,11 @@ def test_sessions_generate_what_the_oracle_does(target: Target, tmp_path: Path) 
     save(tmp_path / "in" / "model.safetensors", {path: array.astype(np.float32) for path, array in params.items()})
     (tmp_path / "in" / "generation_config.json").write_bytes(SAYS["generation_config.json"])
     folder = tmp_path / "out"
-    runtime = "genai" if target.cache == "joined" else None
-    api.build(sharing(), folder, target=target, proof=False, weights=tmp_path / "in", runtime=runtime)
+    products = ["genai"] if target.cache == "joined" else []
+    api.build(sharing(), folder, target=target, proof=False, weights=tmp_path / "in", products=products)
     steps = [tokens[0] for tokens in Session(folder).generate([ROW], len(wanted) - len(ROW))]
     assert ROW + steps == wanted
-    if runtime:
+    if products:
         assert generated(folder, [ROW]) == [wanted]
         assert json.loads((folder / CONFIG).read_text())["model"]["decoder"]["num_hidden_layers"] == 4
 

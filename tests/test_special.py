@@ -33,7 +33,7 @@ def checkpoint(folder: Path, **files: Any) -> Path:
 
 
 def built(source: Path, out: Path, runtime: Any = None) -> api.Built:
-    return api.build(twin("llama3-8b"), out, proof=False, weights=source, runtime=runtime)
+    return api.build(twin("llama3-8b"), out, proof=False, weights=source, products=[runtime] if runtime else [])
 
 
 # What ends a text

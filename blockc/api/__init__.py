@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from blockc.language.spec import Spec
     from blockc.pipeline.compiled import Compiled
     from blockc.products.folder import FolderError
+    from blockc.products.product import ProductError
     from blockc.proof import Proof
     from blockc.report import Report
     from blockc.runtime.opening import SessionError
@@ -89,6 +90,7 @@ _MODULES = {
     "blockc.checks.doctor": ("Health",),
     "blockc.basics.errors": ("BlockcError", "CheckpointError", "UsageError"),
     "blockc.products.folder": ("FolderError",),
+    "blockc.products.product": ("ProductError",),
     "blockc.checks.formats": ("Checked",),
     "blockc.authoring.newspec": ("NoDesignError",),
     "blockc.checks.policy": ("Policy",),
@@ -104,12 +106,12 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Bench", "BlockcError", "Built", "Catalogue", "Checked", "CheckpointError", "Compiled", "Diff", "Finding",
-    "FolderError", "Formatted", "Health", "ImportedSpec", "Listed", "MissingPackageError", "NewSpec",
-    "NoDesignError", "NoSpecError", "NotProvedError", "Policy", "Proof", "Report", "RevisionError", "SessionError",
+    "FolderError", "Formatted", "Health", "ImportedSpec", "Listed", "MissingPackageError", "NewSpec", "NoDesignError",
+    "NoSpecError", "NotProvedError", "Policy", "ProductError", "Proof", "Report", "RevisionError", "SessionError",
     "Spec", "SpecError", "Step", "Target", "UsageError", "WorkerError", "bench", "build", "bundled", "check",
-    "check_files", "check_text", "compile", "diff", "doctor", "expanded", "explain", "figures", "fmt",
-    "format_text", "has_weights", "import_spec", "imported_spec", "list", "new", "policy", "run", "schema", "show",
-    "spec_files", "table", "trace", "twin", "verify", "written",
+    "check_files", "check_text", "compile", "diff", "doctor", "expanded", "explain", "figures", "fmt", "format_text",
+    "has_weights", "import_spec", "imported_spec", "list", "new", "policy", "run", "schema", "show", "spec_files",
+    "table", "trace", "twin", "verify", "written",
 ]  # fmt: skip
 
 

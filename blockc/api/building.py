@@ -11,9 +11,11 @@ from blockc.api.models import compile, twin  # noqa: A004
 from blockc.basics.distribution import packages
 from blockc.basics.errors import BlockcError, UsageError
 from blockc.basics.progress import Progress, silent
-from blockc.graph.target import Runtime, Target
+from blockc.graph.target import Target
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.products import folder
+from blockc.products.product import Product, chosen
+from blockc.products.registry import PRODUCTS
 from blockc.proof import Proof, prove, targets_of
 from blockc.weights.adapter import open_adapter
 from blockc.weights.checkpoint import open_checkpoint
@@ -55,7 +57,7 @@ def build(
     require_proof: bool = False,
     weights: Path | str | None = None,
     mode: Mode | None = None,
-    runtime: Runtime | None = None,
+    products: Sequence[str] = (),
     deep: bool = False,
     adapters: Sequence[Path | str] = (),
     force: bool = False,
@@ -73,8 +75,8 @@ def build(
     not fit. `adapters` are folders of LoRA adapters as PEFT saves them, merged into these weights one after another.
 
     `target` says what model.onnx is for: any runtime, or a provider of onnxruntime in its own operators; the float type
-    that it computes in; whose logits it gives; and how it holds its cache. `runtime` genai adds the files with which
-    onnxruntime-genai loads the folder; raises GenaiError where it would not run. `progress` is called while the proof
+    that it computes in; whose logits it gives; and how it holds its cache. `products` names runtimes whose files are
+    added, such as genai; raises ProductError where one would not load the folder. `progress` is called while the proof
     runs and while weights are read, with what is done, how much of it, and of how much.
 
     Files in `out` that no build left there are not replaced, unless `force` is given: raises FolderError. Whatever is
@@ -82,6 +84,7 @@ def build(
     """
     if weights is None:
         _refuse_idle({"mode": mode is not None, "deep": deep, "adapters": adapters})
+    wanted = chosen(products, PRODUCTS)
     if require_proof and not proof:
         raise UsageError("proof=False and require_proof=True say opposite things")
     if out is not None and not str(out):
@@ -96,12 +99,12 @@ def build(
     if planned is not None and planned.mode == "pack" and target.provider is not None:
         target = replace(target, packed=True)
         planned = replace(planned, joined=model.parts(target))
-    output = folder.prepared(model, place, planned, proof, runtime, force)
+    output = folder.prepared(model, place, planned, proof, wanted, force)
     proved = prove(twin(model), targets=targets_of(target), progress=progress) if proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
         raise NotProvedError(proved)
-    written = folder.write(model, output, target, proved, planned, runtime, deep, progress)
-    notes = (*written.notes, *_not_run(target), *_left_unfused(model, target), *_cut_short(model, runtime))
+    written = folder.write(model, output, target, proved, planned, wanted, deep, progress)
+    notes = (*written.notes, *_not_run(target), *_left_unfused(model, target), *_of_products(wanted, model, target))
     return Built(written.files, proved, notes)
 
 
@@ -123,12 +126,9 @@ def _not_run(target: Target) -> list[str]:
     return ["cuda: built, not run here"] if target.provider == "cuda" else []
 
 
-def _cut_short(model: Compiled, runtime: Runtime | None) -> list[str]:
-    """A context that onnxruntime-genai, which goes on with its cache, is not told."""
-    context, least = model.spec.top.context, folder.genai_context(model)
-    if runtime is None or least == context:
-        return []
-    return [f"genai: context_length is {least} of {context}, for beyond it rope turns what the cache holds otherwise"]
+def _of_products(products: Sequence[Product], model: Compiled, target: Target) -> list[str]:
+    beside = folder.beside(model, target, {})
+    return [note for product in products for note in product.notes(beside)]
 
 
 def _left_unfused(model: Compiled, target: Target) -> list[str]:

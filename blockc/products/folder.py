@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -25,8 +25,6 @@ from blockc.ir import parameters
 from blockc.language.spec import load
 from blockc.ort.kernels import COMPUTES
 from blockc.pipeline.compiled import Compiled, compiled
-from blockc.products.genai import CONFIG, GenaiError
-from blockc.products.genai import files as genai_files
 from blockc.products.manifest import (
     MANIFEST,
     MODEL,
@@ -46,9 +44,12 @@ from blockc.products.manifest import (
     stated,
 )
 from blockc.products.ownership import Output
+from blockc.products.product import Beside, Product, ProductError, chosen, together
+from blockc.products.registry import PRODUCTS
 from blockc.products.staging import commit, ready, staging, unfinished
 from blockc.proof import Proof, prove, targets_of
 from blockc.weights.checkpoint import linked_checkpoint
+from blockc.weights.companions import COMPANIONS, MAX_COMPANION
 from blockc.weights.plan import DATA, Plan, Reference, cannot_link, joined_references, link, packed_references
 from blockc.weights.plan import plan as make_plan
 from blockc.weights.plan import write as write_data
@@ -103,14 +104,14 @@ def refuse_place(out: Path, weights: Path | None) -> None:
 
 
 def prepared(
-    model: Compiled, out: Path, plan: Plan | None, proof: bool, runtime: Runtime | None, force: bool = False
+    model: Compiled, out: Path, plan: Plan | None, proof: bool, products: Sequence[Product], force: bool = False
 ) -> Output:
     """The output that a build will have, with as much of it as is known before anything is proved or packed.
 
     Raises FolderError where files would be lost.
     """
     coming: dict[str, bytes | Path | None] = {name: text.encode() for name, text in texts(model).items()}
-    coming |= dict.fromkeys([MODEL, *([PROOF] if proof else []), *([CONFIG] if runtime else [])])
+    coming |= dict.fromkeys([MODEL, *([PROOF] if proof else []), *(name for each in products for name in each.names)])
     if plan is not None:
         coming |= plan.checkpoint.companions
         coming |= _links(plan) | (dict.fromkeys([DATA]) if plan.packed else {})
@@ -129,26 +130,26 @@ def write(
     target: Target,
     proof: Proof | None,
     plan: Plan | None = None,
-    runtime: Runtime | None = None,
+    products: Sequence[Product] = (),
     deep: bool = False,
     progress: Progress = silent,
 ) -> Written:
-    """Writes the build, its weights by the plan if there is one, and what a runtime wants beside it. All or nothing.
+    """Writes the build, its weights by the plan if there is one, and the files of its products. All or nothing.
 
     `deep` writes the digest of each linked tensor down. Raises FolderError where files would be lost.
     """
-    output = out if isinstance(out, Output) else prepared(model, out, plan, proof is not None, runtime)
+    output = out if isinstance(out, Output) else prepared(model, out, plan, proof is not None, products)
     files = {name: data for name in TEXTS if isinstance(data := output.coming[name], bytes)}
     if proof is not None:
         files[PROOF] = written(proof.data())
-    if runtime is not None:
-        files |= _for_genai(model, target, plan)
+    files |= product_files(products, model, target, plan)
     with staging(output.folder) as stage:
         plan, weights = (None, None) if plan is None else _weights(plan, stage, output.folder, deep, progress)
         files[MODEL] = _onnx(model, target, None if plan is None else plan.references)
         files |= plan.checkpoint.companions if plan else {}
         said: dict[str, Any] = stated(model, target) | {
             "versions": versions(),
+            "products": tuple(product.name for product in products),
             "files": {name: digest(data) for name, data in sorted(files.items())},
             **({} if weights is None else {"weights": weights}),
         }
@@ -193,16 +194,17 @@ def _naming(path: Path) -> Generator[None]:
         raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
 
 
-def _for_genai(model: Compiled, target: Target, plan: Plan | None) -> dict[str, bytes]:
-    """What genai reads. What it does not run is refused before any weight moves."""
+def product_files(products: Sequence[Product], model: Compiled, target: Target, plan: Plan | None) -> dict[str, bytes]:
+    """What the products' runtimes read. Raises ProductError, before any weight moves."""
+    if not products:
+        return {}
     if plan is None:
-        raise GenaiError("onnxruntime-genai feeds a model no weights: build with --weights PATH")
-    return genai_files(model.contract(target), plan.checkpoint.companions, genai_context(model), target.provider)
+        raise ProductError(f"{products[0].runtime} feeds a model no weights: build with --weights PATH")
+    return together(products, beside(model, target, plan.checkpoint.companions))
 
 
-def genai_context(model: Compiled) -> int:
-    """The longest context in which cached keys stay valid; genai never re-prefills."""
-    return min((model.spec.top.context, *(side.original for side in model.sides)))
+def beside(model: Compiled, target: Target, companions: Mapping[str, bytes]) -> Beside:
+    return Beside(model.spec, target, model.contract(target), model.sides, companions)
 
 
 def _onnx(model: Compiled, target: Target, references: Mapping[str, Reference] | None) -> bytes:
@@ -258,6 +260,7 @@ def check(folder: Path, deep: bool = False, progress: Progress = silent) -> Chec
     model = compiled(load(folder / SPEC))
     unlike = [name for name, text in texts(model).items() if digest(text.encode()) != manifest.files[name]]
     unlike += [f"{MANIFEST}: {key}" for key in _misstated(manifest, model, onnx)]
+    unlike += [] if unlike else _unlike_products(folder, manifest, model)
     if unlike:
         return Checked((), tuple(unlike), None)
     if weights is None and model.parameters <= RUNNABLE:
@@ -292,6 +295,17 @@ def _misstated(manifest: Manifest, model: Compiled, onnx: bytes) -> list[str]:
     if metadata(onnx).get("blockc.version") != manifest.versions.blockc:
         found.append("versions.blockc")
     return found
+
+
+def _unlike_products(folder: Path, manifest: Manifest, model: Compiled) -> list[str]:
+    """The files of products that are not those which spec and companions give now."""
+    held = {name: bounded(folder / name, MAX_COMPANION) for name in manifest.files if name in COMPANIONS}
+    products = chosen(manifest.products, PRODUCTS)
+    try:
+        made = together(products, beside(model, manifest.target, held))
+    except ProductError:
+        return [f"{MANIFEST}: products"]
+    return [name for name, data in made.items() if digest(data) != manifest.files.get(name)]
 
 
 def _changed_weights(folder: Path, manifest: Manifest) -> list[str]:

@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from blockc.basics.errors import BlockcError
 from blockc.basics.jsonfile import FileError, parsed, written
 from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, Contract, Held
-from blockc.graph.target import Provider
+from blockc.graph.target import Provider, Target
+from blockc.products.product import Beside, Product, ProductError
 from blockc.weights.special import FILES, SpecialError, special_ids
 
 CONFIG = "genai_config.json"
@@ -30,8 +30,34 @@ _SEARCH: dict[str, tuple[type, ...]] = {
 }
 
 
-class GenaiError(BlockcError):
+class GenaiError(ProductError):
     """A model that onnxruntime-genai does not run, or a checkpoint that does not say what it must know."""
+
+
+def _requires(target: Target) -> str:
+    if target.cache == "buffer":
+        unfed = "it does not feed model.onnx its input write_indices"
+        return f"{unfed}: build with --cache joined, or for a provider with --ep"
+    if target.top:
+        return "it picks from all logits of a token: build with --logits last"
+    return ""
+
+
+def context(beside: Beside) -> int:
+    """The longest context in which cached keys stay valid: genai never re-prefills."""
+    return min((beside.spec.top.context, *(side.original for side in beside.sides)))
+
+
+def _files(beside: Beside) -> dict[str, bytes]:
+    return files(beside.contract, beside.companions, context(beside), beside.target.provider)
+
+
+def _notes(beside: Beside) -> list[str]:
+    """A context that genai, which goes on with its cache, is not told."""
+    whole, least = beside.spec.top.context, context(beside)
+    if least == whole:
+        return []
+    return [f"genai: context_length is {least} of {whole}, for beyond it rope turns what the cache holds otherwise"]
 
 
 def files(
@@ -98,16 +124,13 @@ def _refuse(contract: Contract) -> None:
     """Every input must be one that genai has something for, and every state keys or values. Raises GenaiError."""
     for port in contract.inputs:
         if port.name not in _INPUTS:
-            raise GenaiError(
-                f"onnxruntime-genai does not feed model.onnx its input {port.name}: "
-                "build with --cache joined, or for a provider with --ep"
-            )
+            raise GenaiError(f"onnxruntime-genai does not feed model.onnx its input {port.name}")
     if not contract.held:
         raise GenaiError(
             "onnxruntime-genai generates with a cache, and this model has none: it looks both ways, or nothing attends"
         )
     if contract.output(LOGITS) is None:
-        raise GenaiError("onnxruntime-genai picks from all logits of a token: build with --logits last")
+        raise GenaiError("onnxruntime-genai picks from logits, and this graph gives none")
     numbered = sorted((held.number, held.state) for held in contract.held)
     if numbered != [(i, state) for i in range(len(contract.held) // 2) for state in _STATES]:
         raise GenaiError(
@@ -168,3 +191,6 @@ def _read(companions: Mapping[str, bytes], name: str) -> dict[str, Any]:
         return parsed(companions[name], f"{name} of the checkpoint")
     except FileError as error:
         raise GenaiError(str(error)) from None
+
+
+PRODUCT = Product("genai", "onnxruntime-genai", frozenset({CONFIG}), _requires, _files, _notes)

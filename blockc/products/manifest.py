@@ -19,7 +19,7 @@ from blockc.graph.contract import Contract
 from blockc.graph.target import Target
 from blockc.ir import GraphError
 from blockc.pipeline.compiled import Compiled
-from blockc.products.genai import CONFIG
+from blockc.products.registry import PRODUCTS
 from blockc.weights.companions import COMPANIONS
 from blockc.weights.plan import DATA
 from blockc.weights.safetensors import FileFacts, files_stored
@@ -27,7 +27,7 @@ from blockc.weights.safetensors import FileFacts, files_stored
 MANIFEST, MODEL, PROOF = "manifest.json", "model.onnx", "verify.json"
 SPEC = "spec.resolved.yaml"
 TEXTS = ("model.py", "graph.txt", "report.json", SPEC)
-FILES = frozenset({*TEXTS, MODEL, PROOF, CONFIG, *COMPANIONS})  # whose digests a manifest may hold
+_FIXED = frozenset({*TEXTS, MODEL, PROOF, *COMPANIONS})
 _WEIGHTS = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")  # as a checkpoint's files are called
 _FORMAT = 2
 
@@ -36,9 +36,14 @@ class FolderError(BlockcError):
     """A folder that is no build, or that must not become one."""
 
 
+def file_names() -> frozenset[str]:
+    """Of all files whose digests a manifest may hold."""
+    return _FIXED.union(*(product.names for product in PRODUCTS.values()))
+
+
 def writable(name: str) -> bool:
     """Whether some build writes a file of this name."""
-    return name in FILES or name in (MANIFEST, DATA) or is_weights(name)
+    return name in file_names() or name in (MANIFEST, DATA) or is_weights(name)
 
 
 def is_weights(name: str) -> bool:
@@ -47,8 +52,14 @@ def is_weights(name: str) -> bool:
 
 
 def _file(name: str) -> str:
-    if name not in FILES:
+    if name not in file_names():
         raise ValueError("a name that no build writes")
+    return name
+
+
+def _product(name: str) -> str:
+    if name not in PRODUCTS:
+        raise ValueError("not a product of this version of blockc")
     return name
 
 
@@ -124,6 +135,7 @@ class Manifest(BaseModel):
     parameters: Size
     target: Target
     contract: Contract
+    products: tuple[Annotated[str, AfterValidator(_product)], ...]
     files: dict[Annotated[str, AfterValidator(_file)], Digest]
     weights: Weights | None = None
 
@@ -221,4 +233,4 @@ def earlier_digests(folder: Path) -> dict[str, str]:
     files = said.get("files")
     if "semantic_hash" not in said or said.get("blockc_build") == _FORMAT or not isinstance(files, dict):
         return {}
-    return {name: hash_ for name, hash_ in files.items() if name in FILES and isinstance(hash_, str)}
+    return {name: hash_ for name, hash_ in files.items() if name in file_names() and isinstance(hash_, str)}

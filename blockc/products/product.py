@@ -1,0 +1,74 @@
+"""product: files that lie beside model.onnx so that a runtime loads the folder as it is.
+
+One file a product; `registry` lists them. A product says which graphs it takes, and makes its files from the contract
+of the graph and the companions of the checkpoint. Several products in one build share its weights: what two of them
+make must be the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from blockc.basics.errors import BlockcError, UsageError
+from blockc.graph.contract import Contract
+from blockc.graph.target import Target
+from blockc.ir import Sides
+from blockc.language.spec import Spec
+
+
+class ProductError(BlockcError):
+    """A build that a runtime does not load, or a checkpoint that does not say what the runtime must know."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a product may read: the spec, what model.onnx is for, how it is fed, and what comes with the checkpoint."""
+
+    spec: Spec
+    target: Target
+    contract: Contract
+    sides: tuple[Sides, ...]
+    companions: Mapping[str, bytes]
+
+
+def _no_notes(beside: Beside) -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Product:
+    """`runtime` is what loads the folder. `names` are of all files that it may make, beside the companions' own.
+
+    `requires` says why a target's graph does not do, or nothing; `files` makes the files, and raises ProductError;
+    `notes` are what a user should know of them.
+    """
+
+    name: str
+    runtime: str
+    names: frozenset[str]
+    requires: Callable[[Target], str]
+    files: Callable[[Beside], Mapping[str, bytes]]
+    notes: Callable[[Beside], Sequence[str]] = _no_notes
+
+
+def together(products: Sequence[Product], beside: Beside) -> dict[str, bytes]:
+    """The files of all products. Raises ProductError where one does not take the graph, or two make unlike files."""
+    made: dict[str, bytes] = {}
+    of: dict[str, Product] = {}
+    if reasons := [f"{each.runtime}: {why}" for each in products if (why := each.requires(beside.target))]:
+        raise ProductError("; ".join(reasons))
+    for product in products:
+        for name, data in product.files(beside).items():
+            if made.setdefault(name, data) != data:
+                first = of[name].runtime
+                raise ProductError(f"{first} and {product.runtime} want unlike files {name}: build each by itself")
+            of.setdefault(name, product)
+    return made
+
+
+def chosen(names: Sequence[str], known: Mapping[str, Product]) -> tuple[Product, ...]:
+    """The products of these names, each once. Raises UsageError."""
+    if strange := [name for name in names if name not in known]:
+        raise UsageError(f"no product is called {strange[0]}: there are {', '.join(sorted(known))}")
+    return tuple(known[name] for name in dict.fromkeys(names))

@@ -1,0 +1,8 @@
+"""registry: the products that a build can have, by the name that `--target` takes."""
+
+from __future__ import annotations
+
+from blockc.products import genai
+from blockc.products.product import Product
+
+PRODUCTS: dict[str, Product] = {product.name: product for product in (genai.PRODUCT,)}
