@@ -23,9 +23,10 @@ from blockc.cli.common import (
     there,
 )
 from blockc.cli.terminal import Progress
-from blockc.graph.target import DEFAULT, Cache, Logits, Padding, Provider, Runtime, Target
+from blockc.graph.target import DEFAULT, Cache, Logits, Padding, Provider, Target
 
 NO_PATHS: list[Path] = []
+NO_NAMES: list[str] = []
 WeightsMode = Literal["link", "pack"]  # weights.plan.Mode, which help need not wait for
 
 
@@ -93,10 +94,14 @@ def build(
         Padding,
         typer.Option(help="Where a batch's rows may be padded, with --ep cpu; right is a little faster, cuda's way."),
     ] = "any",
-    runtime: Annotated[
-        Runtime | None,
-        typer.Option("--target", help="Add the files with which this runtime loads the folder: onnxruntime-genai."),
-    ] = None,
+    products: Annotated[
+        list[str],
+        typer.Option(
+            "--target",
+            metavar="NAME",
+            help="Add the files with which a runtime loads the folder: genai, for onnxruntime-genai; several if given.",
+        ),
+    ] = NO_NAMES,
     assignments: Set = NOTHING,
     quiet: Quiet = False,
 ) -> None:
@@ -117,8 +122,8 @@ def build(
         stop(USAGE, f"{said[0]} speaks of weights: give them with --weights PATH")
     if pack and weights_mode == "link":
         stop(USAGE, "--pack and --weights-mode link say opposite things")
-    if weights is None and runtime is not None:
-        stop(USAGE, f"--target {runtime} wants a model with weights: give them with --weights PATH")
+    if weights is None and products:
+        stop(USAGE, f"--target {products[0]} wants a model with weights: give them with --weights PATH")
     if ep is not None and cache is not None:
         stop(USAGE, "--cache speaks of portable ONNX: a provider's own attention takes either")
     if ep is None and padding == "right":
@@ -143,7 +148,7 @@ def build(
                 require_proof=require_proof,
                 weights=None if weights is None else there(weights),
                 mode="pack" if pack else weights_mode,
-                runtime=runtime,
+                products=products,
                 deep=deep,
                 adapters=[there(folder) for folder in adapter],
                 force=force,

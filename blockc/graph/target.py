@@ -12,7 +12,6 @@ Provider = Literal["cpu", "cuda"]
 Logits = Literal["all", "last"] | int
 Cache = Literal["joined", "buffer"]
 Padding = Literal["any", "right"]
-Runtime = Literal["genai"]  # whose files a build adds
 
 DEFAULT: dict[Provider | None, Dtype] = {None: "fp32", "cpu": "fp32", "cuda": "fp16"}
 

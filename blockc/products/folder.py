@@ -20,7 +20,7 @@ from blockc.basics.floats import Dtype
 from blockc.basics.jsonfile import bounded, written
 from blockc.basics.progress import Progress, silent
 from blockc.graph.shrink import shrink
-from blockc.graph.target import Runtime, Target
+from blockc.graph.target import Target
 from blockc.ir import parameters
 from blockc.language.spec import load
 from blockc.ort.kernels import COMPUTES
