@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from blockc.authoring.importtext import spec_text
 from blockc.authoring.specfiles import NoSpecError, model_file
 from blockc.basics.errors import CheckpointError, UsageError
 from blockc.checks.checking import misses
@@ -76,6 +75,8 @@ def imported_spec(path: Path | str) -> ImportedSpec:
     weighed = Path(path).is_dir() and any(file.parent.glob("*.safetensors"))
     if weighed:
         _fits(model, file.parent)
+    from blockc.authoring.importtext import spec_text  # which other words need not wait for
+
     return ImportedSpec(spec_text(imported, model, weighed), imported.warnings)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from blockc.cli import (
@@ -48,5 +49,6 @@ __all__ = [
 
 def main() -> None:
     """Runs a command; every error becomes a message and an exit code."""
+    gc.set_threshold(100_000)  # a command ends before its memory is worth looking through again and again
     terminal.prepare()
     sys.exit(guarded(lambda: app(standalone_mode=False)))

@@ -132,26 +132,35 @@ def _extent(size: Dim) -> int | str:
 
 def counted(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], Swap]) -> Counter[str]:
     """How many operators each node of an inlined function becomes, by the node's name."""
-    counter = _Counting(dtype)
+    nodes: Counter[str] = Counter()
+    known: dict[tuple[Op, int, int], int] = {}  # equal nodes of equal layers become as many
     for n in function.nodes:
-        counter.path = n.name
-        lower = swaps.get(type(n.op), type(n.op).onnx)
-        lower(n.op, counter, tuple(None for _ in n.inputs), tuple(None for _ in n.params))
-    return counter.nodes
+        key = (n.op, len(n.inputs), len(n.params))
+        if key not in known:
+            counter = _Counting(dtype)
+            _lowered(n, counter, swaps)
+            known[key] = counter.nodes
+        nodes[n.name] += known[key]
+    return nodes
+
+
+def _lowered(n: Node, builder: OnnxBuilder, swaps: Mapping[type[Op], Swap]) -> None:
+    """The node through a builder that makes nothing."""
+    lower = swaps.get(type(n.op), type(n.op).onnx)
+    lower(n.op, builder, tuple(None for _ in n.inputs), tuple(None for _ in n.params))
 
 
 class _Counting:
     """A builder that makes nothing and counts."""
 
     def __init__(self, dtype: floats.Dtype) -> None:
-        self.nodes: Counter[str] = Counter()
-        self.path, self.casts = "", int(dtype != "fp32")
+        self.nodes, self.casts = 0, int(dtype != "fp32")
 
     def op(self, op_type: str, *inputs: OnnxValue, **attributes: object) -> None:
-        self.nodes[self.path] += 1
+        self.nodes += 1
 
     def ops(self, op_type: str, outputs: int, *inputs: OnnxValue, **attributes: object) -> tuple[None, ...]:
-        self.nodes[self.path] += 1
+        self.nodes += 1
         return (None,) * outputs
 
     def constant(self, value: Array | Sequence[int]) -> None: ...
@@ -159,20 +168,22 @@ class _Counting:
     def real(self, value: Array | float) -> None: ...
 
     def narrowed(self, value: OnnxValue) -> None:
-        self.nodes[self.path] += self.casts
+        self.nodes += self.casts
 
     def widened(self, value: OnnxValue) -> None:
-        self.nodes[self.path] += self.casts
+        self.nodes += self.casts
 
 
 def lost(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], Swap]) -> Iterator[tuple[Node, float]]:
     """The numbers of a function that a float type holds as 0 or as infinity, and the nodes that have them."""
-    reals = _Reals(dtype)
+    known: dict[tuple[Op, int, int], list[float]] = {}
     for n in function.nodes:
-        swaps.get(type(n.op), type(n.op).onnx)(
-            n.op, reals, tuple(None for _ in n.inputs), tuple(None for _ in n.params)
-        )
-        yield from ((n, number) for number in reals.taken())
+        key = (n.op, len(n.inputs), len(n.params))
+        if key not in known:
+            reals = _Reals(dtype)
+            _lowered(n, reals, swaps)
+            known[key] = reals.lost
+        yield from ((n, number) for number in known[key])
 
 
 class _Reals(_Counting):
@@ -200,10 +211,6 @@ class _Reals(_Counting):
             with np.errstate(over="ignore", under="ignore"):
                 held = float(np.asarray(value, self.type))
             self.lost += [] if np.isfinite(held) and (held or not value) else [value]
-
-    def taken(self) -> list[float]:
-        lost, self.lost = self.lost, []
-        return lost
 
 
 class _Emitter:

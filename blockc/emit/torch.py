@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import groupby
+from itertools import chain, count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +189,7 @@ class _Body:
         return self.names[value]
 
     def _bind(self, value: Value, wish: str) -> str:
-        name = next(n for n in (wish, *(f"{wish}_{i}" for i in range(2, 10_000))) if n not in self.taken)
+        name = next(n for n in chain([wish], (f"{wish}_{i}" for i in count(2))) if n not in self.taken)
         self.taken.add(name)
         self.names[value] = name
         return name

@@ -9,37 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 Monomial = tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dim:
     """sum of coefficient * product(symbols), kept in one normal form: sorted, without zero terms.
 
-    Equality is equality of polynomials, which is exact because the normal form is unique.
+    `of` gives one object for each polynomial, so that equality is identity: exact, because the normal form is unique.
     """
 
     terms: tuple[tuple[Monomial, int], ...]
 
     @staticmethod
     def of(terms: Mapping[Monomial, int]) -> Dim:
-        return Dim(tuple(sorted((m, c) for m, c in terms.items() if c)))
+        return _dim(tuple(sorted((m, c) for m, c in terms.items() if c)))
 
     def __add__(self, other: Dim | int) -> Dim:
-        total = dict(self.terms)
-        for monomial, coefficient in dim(other).terms:
-            total[monomial] = total.get(monomial, 0) + coefficient
-        return Dim.of(total)
+        return _sum(self, dim(other))
 
     def __mul__(self, other: Dim | int) -> Dim:
-        total: dict[Monomial, int] = {}
-        for left, a in self.terms:
-            for right, b in dim(other).terms:
-                monomial = tuple(sorted(left + right))
-                total[monomial] = total.get(monomial, 0) + a * b
-        return Dim.of(total)
+        return _product(self, dim(other))
 
     def __sub__(self, other: Dim | int) -> Dim:
         return self + dim(other) * -1
@@ -47,7 +39,7 @@ class Dim:
     __radd__ = __add__
     __rmul__ = __mul__
 
-    @property
+    @cached_property
     def value(self) -> int | None:
         """The integer that this is, or None where a symbol is left."""
         if not self.terms:
@@ -72,12 +64,39 @@ class Dim:
         return total
 
     def __str__(self) -> str:
+        return self.text
+
+    @cached_property
+    def text(self) -> str:
         if not self.terms:
             return "0"
         # Symbols read in the order P, S as everyone writes P + S; the constant comes last.
         ordered = sorted(self.terms, key=lambda term: (not term[0], term[0]))
         parts = ["*".join(([str(c)] if c != 1 or not monomial else []) + list(monomial)) for monomial, c in ordered]
         return " + ".join(parts).replace("+ -", "- ")
+
+
+@cache
+def _dim(terms: tuple[tuple[Monomial, int], ...]) -> Dim:
+    return Dim(terms)
+
+
+@cache
+def _sum(left: Dim, right: Dim) -> Dim:
+    total = dict(left.terms)
+    for monomial, coefficient in right.terms:
+        total[monomial] = total.get(monomial, 0) + coefficient
+    return Dim.of(total)
+
+
+@cache
+def _product(left: Dim, right: Dim) -> Dim:
+    total: dict[Monomial, int] = {}
+    for one, a in left.terms:
+        for other, b in right.terms:
+            monomial = tuple(sorted(one + other))
+            total[monomial] = total.get(monomial, 0) + a * b
+    return Dim.of(total)
 
 
 def dim(value: Dim | int) -> Dim:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from blockc.graph.contract import POSITIONS
-from blockc.ir import Function, GraphError, Input, Node, Value, called, functions, is_call
+from blockc.ir import Function, GraphError, Input, Node, Op, Type, Value, called, functions, is_call
 from blockc.ir.reach import Constant, Leaks, Places, Reach, Tokens
 
 
@@ -79,6 +79,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.known: dict[tuple[Function, tuple[Reach, ...]], tuple[Reach, ...]] = {}
+        self.ruled: dict[tuple[Op, tuple[Type, ...], tuple[Reach, ...]], tuple[Reach, ...]] = {}
 
     def reaches(self, function: Function, given: tuple[Reach, ...]) -> tuple[Reach, ...]:
         if (function, given) not in self.known:
@@ -92,9 +93,16 @@ class _Walk:
             if is_call(n):
                 results = self.reaches(called(n), inputs)
             else:
-                results = _named(n, n.op.reach(tuple(value.type for value in n.inputs), inputs), inputs)
+                results = _named(n, self._rule(n.op, tuple(value.type for value in n.inputs), inputs), inputs)
             found.update({n[i]: reach for i, reach in enumerate(results)})
         return tuple(found[value] for _, value in function.outputs)
+
+    def _rule(self, op: Op, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
+        """The op's own, asked once of equal nodes: they stand in every layer."""
+        key = (op, types, reaches)
+        if key not in self.ruled:
+            self.ruled[key] = op.reach(types, reaches)
+        return self.ruled[key]
 
 
 def _named(n: Node, results: tuple[Reach, ...], inputs: tuple[Reach, ...]) -> tuple[Reach, ...]:

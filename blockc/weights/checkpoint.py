@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from blockc.basics.errors import CheckpointError, listed, shown
 from blockc.importing.unlike import NOTHING, Told, told, unlike
 from blockc.ir import Array, Function
 from blockc.layouts import Layout, gguf_layout
-from blockc.weights import gguf
 from blockc.weights.companions import companions, with_config
 from blockc.weights.safetensors import FileFacts, Shape, files_stored, stored
+
+if TYPE_CHECKING:
+    from blockc.weights.gguf import Metadata
 
 
 class Tensor(Protocol):
@@ -47,7 +49,7 @@ class Checkpoint:
     companions: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     told: tuple[str, ...] = ()
     config: Told = NOTHING
-    metadata: gguf.Metadata | None = None
+    metadata: Metadata | None = None
 
     def unlike(self, function: Function, context: int | None = None) -> list[str]:
         """A line for each thing that the checkpoint says of its model and the graph does otherwise."""
@@ -70,6 +72,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     folder = path if path.is_dir() else path.parent
     beside = companions(folder)
     if (file := _gguf(path)) is not None:
+        from blockc.weights import gguf  # which other weights need not wait for
+
         read = gguf.read(file)
         kept = {**read.companions(), **beside}
         return Checkpoint(folder, read.tensors, (), gguf_layout(read.architecture), kept, metadata=read.metadata)
@@ -80,11 +84,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def has_weights(folder: Path) -> bool:
     """Whether weights lie in a folder that `open_checkpoint` reads, or must choose among."""
+    from blockc.weights import gguf
+
     return any(folder.glob("*.safetensors")) or bool(gguf.models(folder))
 
 
 def _gguf(path: Path) -> Path | None:
     """The GGUF file that a path means, if it means one."""
+    from blockc.weights import gguf
+
     if not path.is_dir():
         return path if gguf.is_gguf(path) else None
     if any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists():
