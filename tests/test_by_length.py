@@ -18,10 +18,11 @@ import pytest
 
 from blockc import api
 from blockc.graph import interp
-from blockc.graph.shrink import LENGTH, shrink
+from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
 from blockc.ir import Array, GraphError
 from blockc.ir.reach import Constant, Leaks, Length, Places, Tokens
+from blockc.language.parts.twin import LENGTH
 from blockc.ops import Longest, RotaryTable
 from blockc.passes import verify
 from blockc.pipeline.compiled import PORTABLE, Compiled, compiled

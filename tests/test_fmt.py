@@ -9,28 +9,25 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.tokens import CommentToken
 
 from blockc.cli import app, guarded
 from blockc.diagnostics.examples import BASE
 from blockc.language.algebra import elaborate
-from blockc.language.fmt import ORDERS, formatted, number
-from blockc.language.spec import from_tree, resolved_text
-from blockc.language.spec.keys import Document
+from blockc.language.fmt import formatted, number
+from blockc.language.spec import from_tree, resolved, resolved_text
 from blockc.source import SpecError, ignores, parse, plain
 from blockc.source.text import resolve
+from tests.spec_orders import EVERY_KEY, ORDERS
 
 ROOT = Path(__file__).parent.parent
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))
@@ -111,33 +108,43 @@ def test_what_the_docs_show_says_the_same_afterwards() -> None:
 
 
 def test_the_order_is_that_of_the_language() -> None:
-    """Each table has every key of its class, in the order of docs/language.md where that has them."""
+    """That of docs/language.md, which is the same wherever a part is said."""
     rows = re.findall(r"^\| (`.*?`) \|", (ROOT / "docs" / "language.md").read_text(), re.MULTILINE)
     names = [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
     for key in ("embedding", "norm", "attention", "mlp", "head"):
         listed = tuple(name.removeprefix(f"{key}.") for name in names if re.fullmatch(rf"{key}\.\w+", name))
-        assert ORDERS[key] == listed
-    inner = {"": [Document]}
-    while inner:
-        key, models = inner.popitem()
-        order = ORDERS["spec" if key == "" else "bounds" if key in ("parameters", "kv_values_per_token") else key]
-        fields = {name: field for model in models for name, field in model.model_fields.items()}
-        assert set(order) == set(fields), key
-        inner |= {
-            name: below
-            for name, field in fields.items()
-            if name not in ("active_parameters", "positions") and (key, name) != ("embedding", "norm")
-            if (below := list(models_of(field.annotation))) and any(len(model.model_fields) > 1 for model in below)
-        }
-    keys = [key for key in resolved_keys() if key in ORDERS["spec"]]
-    assert keys == [key for key in ORDERS["spec"] if key in keys]
+        assert ORDERS[key,] == listed
+    for place in (("layers", "kinds", "*"), ("parts", "*"), ("layers", "kinds", "*", "parts")):
+        for path, order in ORDERS.items():
+            if path[0:1] in (("attention",), ("mlp",), ("norm",)) and place[-1] == "*":
+                assert ORDERS[(*place, *path)] == order
+    keys = [key for key in resolved_keys() if key in ORDERS[()]]
+    assert keys == [key for key in ORDERS[()] if key in keys]
 
 
-def models_of(annotation: object) -> Iterator[type[Document]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from models_of(inner)
+def test_a_resolved_kind_is_in_the_order_of_the_top() -> None:
+    """What a kind changes stands as the top's keys do, and inside a part as its class has it."""
+    change = "norm: {eps: 1e-3}, mlp: {width: 8}, attention: {window: 4, heads: 1}"
+    text = BASE.replace("depth: 24", "depth: 2")
+    tree = parse(text + f"layers: {{pattern: [a, b], kinds: {{a: {{}}, b: {{{change}}}}}}}\n", "s.yaml")
+    said = resolved(from_tree(tree))["layers"]["kinds"]["b"]
+    assert list(said) == ["attention", "mlp", "norm"]
+
+
+def test_a_text_has_the_keys_of_every_mapping_in_order() -> None:
+    """The words of several scalings are in one order, and positional keys, sizes and bounds in theirs."""
+    assert ORDERS["attention", "rope", "scaling"] == (
+        "type", "factor", "low_freq_factor", "high_freq_factor", "original", "beta_fast", "beta_slow", "truncate",
+        "short", "long", "choose", "attention_factor",
+    )  # fmt: skip
+    for path, order in ORDERS.items():
+        if path and "*" not in path:
+            text = "@"
+            for key in reversed(path):
+                text = f"{{{key}: {text}}}"
+            wrong = text.replace("@", "{" + ", ".join(f"{key}: 1" for key in reversed(order)) + "}")
+            right = text.replace("@", "{" + ", ".join(f"{key}: 1" for key in order) + "}")
+            assert fmt(f"blockc: 1\n{wrong[1:-1]}\n") == f"blockc: 1\n{right[1:-1]}\n"
 
 
 def resolved_keys() -> list[str]:
@@ -288,7 +295,7 @@ def test_a_comment_still_silences_its_line() -> None:
     }  # fmt: skip
 
 
-KEYS = st.sampled_from([key for order in ORDERS.values() for key in order])
+KEYS = st.sampled_from(EVERY_KEY)
 WORDS = st.sampled_from(
     ["1", "1.0e-5", "relu", "'x'", '"1"', "[a,b]", "{width: 1,type: 5.0}", "{a: 1, # c\n      b: 2}", "|\n      a"]
 )

@@ -31,8 +31,8 @@ from blockc.importing.maps import OPS, WORDS, load_map, model_types, read_map
 from blockc.importing.unlike import told, unlike
 from blockc.ir import Array, parameters
 from blockc.language.algebra import elaborate
-from blockc.language.fmt import ORDERS, formatted
-from blockc.language.spec import Spec, from_tree, load, resolved
+from blockc.language.fmt import formatted
+from blockc.language.spec import Document, Spec, from_tree, load, resolved
 from blockc.layouts import layout
 from blockc.pipeline.compiled import compiled
 from blockc.source import SpecError, override, parse, plain, render
@@ -41,6 +41,7 @@ from blockc.weights.rules import group_sizes, pack, patterns, rules, unpack
 from blockc.weights.safetensors import read_safetensors
 from tests.checkpoints import save
 from tests.reference.models import OUTSIDE
+from tests.spec_orders import EVERY_KEY
 
 ROOT = Path(__file__).parent.parent
 ROWS: dict[str, dict[str, Any]] = {
@@ -559,12 +560,11 @@ def test_a_map_is_read_strictly(text: str, message: str) -> None:
 def test_every_map_is_right_and_in_the_order_of_a_spec() -> None:
     for name in model_types():
         keys = list(load_map(name).spec.entries)
-        assert keys == [key for key in ORDERS["spec"] if key in keys]
+        assert keys == [key for key in Document.key_order() if key in keys]
 
 
 def test_the_words_of_maps_are_no_words_of_specs() -> None:
-    words = {key for order in ORDERS.values() for key in order}
-    assert not words & OPS.keys()
+    assert not set(EVERY_KEY) & OPS.keys()
 
 
 def compared(node: ast.AST) -> Iterator[object]:

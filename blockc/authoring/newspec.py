@@ -21,8 +21,8 @@ from blockc.basics.errors import BlockcError, UsageError
 from blockc.graph.build import build
 from blockc.ir import parameters
 from blockc.language.algebra import elaborate
-from blockc.language.fmt import ORDERS, number
-from blockc.language.spec import Spec, from_tree
+from blockc.language.fmt import number
+from blockc.language.spec import Document, Spec, from_tree
 from blockc.source import Mapping, SpecError, inert, parse, plain
 from blockc.source.text import resolve
 
@@ -249,7 +249,7 @@ def spec_text(name: str, family: Family, sizes: Sizes, budget: float | None) -> 
     counted = family.count(sizes)
     data["expect"] = {"parameters": counted}
     written: list[str] = []
-    for key in ORDERS["spec"]:
+    for key in Document.key_order():
         if key in data:
             written += _comments(family, sizes, budget, counted) if key == "width" else ()
             written += ["# parameters: as computed from these sizes"] if key == "expect" else ()

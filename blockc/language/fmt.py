@@ -14,46 +14,9 @@ from itertools import accumulate, pairwise, takewhile
 
 import yaml
 
+from blockc.language.spec.classes import DOCUMENT, Keys
 from blockc.source import Mapping, Scalar, Sequence, Tree, parse
 from blockc.source.text import decode, resolve
-
-_SPEC = (
-    "blockc", "name", "description", "vocab", "width", "depth", "context", "positions", "embedding", "attention", "mlp",
-    "norm", "residual_scale", "head", "block", "parts", "layers", "init", "checkpoint", "expect",
-)  # fmt: skip
-# The keys of a mapping in the order of docs/language.md. Names of kinds and of labels stay in theirs.
-ORDERS: dict[str, tuple[str, ...]] = {
-    "spec": _SPEC,
-    "layer": _SPEC,
-    "norm": ("type", "eps", "weight", "bias", "offset", "placement", "final"),
-    "attention": (
-        "heads", "kv_heads", "head_dim", "scale", "causal", "bias", "window", "softcap", "clip", "sinks",
-        "qk_norm", "v_norm", "sub_norm", "v_from", "kv_from", "rope", "alibi",
-    ),
-    "qk_norm": ("over", "weights", "order", "type", "eps", "weight", "bias", "offset"),
-    "v_norm": ("over", "weight", "type", "eps"),
-    "sub_norm": ("weight", "type", "eps", "bias", "offset"),
-    "rope": ("theta", "pairing", "dims", "pairs", "scaling"),
-    "scaling": (
-        "type", "factor", "low_freq_factor", "high_freq_factor", "original", "beta_fast", "beta_slow", "truncate",
-        "short", "long", "choose", "attention_factor",
-    ),
-    "alibi": ("max_bias", "scale"),
-    "mlp": ("type", "width", "limit", "alpha", "bias", "sub_norm"),
-    "embedding": ("scale", "width", "norm"),
-    "head": ("tied", "bias", "scale", "softcap"),
-    "layers": ("first", "pattern", "last", "kinds"),
-    "expect": ("parameters", "active_parameters", "kv_values_per_token", "context", "layers"),
-    "bounds": ("min", "max"),
-}  # fmt: skip
-_INSIDE = {
-    "spec": ("embedding", "norm", "attention", "mlp", "head", "layers", "expect"),
-    "layer": ("norm", "attention", "mlp"),
-    "attention": ("qk_norm", "v_norm", "sub_norm", "rope", "alibi"),
-    "mlp": ("sub_norm",),
-    "embedding": ("norm",),
-    "rope": ("scaling",),
-}
 
 
 def formatted(data: bytes, file: str) -> bytes:
@@ -167,25 +130,14 @@ def _name(key: _Node) -> str:
     return key.event.value if isinstance(key.event, yaml.ScalarEvent) else ""
 
 
-def _inside(kind: str, key: str) -> str:
-    """Which of ORDERS a key's mapping has; none for names that are free."""
-    if kind in ("kinds", "parts"):
-        return "layer"
-    if (kind, key) in (("layers", "kinds"), ("spec", "parts"), ("layer", "parts")):
-        return key
-    if kind == "expect":
-        return "bounds" if key != "layers" else ""
-    return key if key in _INSIDE.get(kind, ()) else ""
+def _root(node: _Node) -> Keys:
+    return DOCUMENT if any(_name(key) == "blockc" for key, _ in node.entries) else Keys()
 
 
-def _root(node: _Node) -> str:
-    return "spec" if any(_name(key) == "blockc" for key, _ in node.entries) else ""
-
-
-def _sorted(entries: list[tuple[_Node, _Node]], kind: str) -> list[int]:
+def _sorted(entries: list[tuple[_Node, _Node]], keys: Keys) -> list[int]:
     """The order in which the entries should stand; unknown ones behind the known, as they are."""
-    order = ORDERS.get(kind, ())
-    ranks = [order.index(name) if (name := _name(key)) in order else len(order) for key, _ in entries]
+    order = {key: rank for rank, key in enumerate(keys.order)}
+    ranks = [order.get(_name(key), len(order)) for key, _ in entries]
     return sorted(range(len(entries)), key=lambda i: ranks[i])
 
 
@@ -196,25 +148,25 @@ def _layout(text: str) -> str:
     """What is read twice keeps its order: it must come first the first time."""
     root, _, shared = _read(text)
     pieces, done = list[str](), 0
-    for node, new in _edits(text, root, "" if shared else _root(root)):
+    for node, new in _edits(text, root, Keys() if shared else _root(root)):
         pieces += text[done : node.start], new
         done = node.end
     return "".join(pieces) + text[done:]
 
 
-def _edits(text: str, node: _Node, kind: str) -> Iterator[tuple[_Node, str]]:
+def _edits(text: str, node: _Node, keys: Keys) -> Iterator[tuple[_Node, str]]:
     """Values and their new text, in the order of the text."""
     if not node.items or node.flow:
-        yield node, _flow(text, node, kind)
+        yield node, _flow(text, node, keys)
     elif node.mapping:
         for key, value in node.entries:
-            yield from _edits(text, value, _inside(kind, _name(key)))
+            yield from _edits(text, value, keys.below(_name(key)))
     else:
         for item in node.items:
-            yield from _edits(text, item, "")
+            yield from _edits(text, item, Keys())
 
 
-def _flow(text: str, node: _Node, kind: str) -> str:
+def _flow(text: str, node: _Node, keys: Keys) -> str:
     """The text of a value that stands in one piece: on one line with one space where there may be some."""
     old = text[node.start : node.end]
     if node.plain:
@@ -222,15 +174,15 @@ def _flow(text: str, node: _Node, kind: str) -> str:
     if not node.flow or (gaps := _gaps(text, node)) is None:
         return old
     if node.mapping:
-        parts = [(key, value, _inside(kind, _name(key))) for key, value in node.entries]
+        parts = [(key, value, keys.below(_name(key))) for key, value in node.entries]
         each = [
             text[key.start : key.end] + _colon(text, key, value) + _flow(text, value, below)
             for key, value, below in parts
         ]
         if not any("#" in gap for gap in gaps):
-            each = [each[i] for i in _sorted(node.entries, kind)]
+            each = [each[i] for i in _sorted(node.entries, keys)]
     else:
-        each = [_flow(text, item, "") for item in node.items]
+        each = [_flow(text, item, Keys()) for item in node.items]
     if "\n" not in "".join(gaps):
         return old[0] + ", ".join(each) + old[-1]
     return "".join(gap + part for gap, part in zip(gaps, [*each, ""], strict=True))
@@ -322,15 +274,15 @@ def _head(lines: list[str], first: int) -> int:
     return above[-1] + 1 if above else 0
 
 
-def _order(lines: list[str], at: _Lines, node: _Node, kind: str, begin: int) -> None:
+def _order(lines: list[str], at: _Lines, node: _Node, keys: Keys, begin: int) -> None:
     """Inner mappings first: they move lines inside the lines of one outer entry, whose bounds are those of the text.
 
     `begin` is the line behind the node's key.
     """
     for key, value in node.entries:
         if value.mapping and not value.flow:
-            _order(lines, at, value, _inside(kind, _name(key)), at.of(key.end) + 1)
-    wanted = _sorted(node.entries, kind)
+            _order(lines, at, value, keys.below(_name(key)), at.of(key.end) + 1)
+    wanted = _sorted(node.entries, keys)
     texts = [value.last.block_scalar for _, value in node.entries]
     if wanted == sorted(wanted) or not _stand_alone(at, node) or any(at.keeps(value.last) for _, value in node.entries):
         return

@@ -9,14 +9,20 @@ from pydantic import Field
 
 from blockc.diagnostics.meaning import ALIBI, BIAS_TWICE, HEADS, INERT, KV_HEADS, SINKS, WINDOW
 from blockc.ir import Value, apply
-from blockc.language.parts.base import NOTHING, KindName, Lent, Model, OrNone, Part, Problem, Scope, Shared
+from blockc.language.parts.base import NOTHING, KindName, Lent, Mark, Model, OrNone, Part, Problem, Scope, Shared
 from blockc.language.parts.norm import QkNorm, SubNorm, VNorm
 from blockc.language.parts.numbers import Positive, PositiveFloat
 from blockc.language.parts.rope import Rope
+from blockc.language.parts.twin import SOFTCAP, AtMost, Edits, Twin
 from blockc.ops import Alibi as AlibiOp
 from blockc.ops import Attention as AttentionOp
 from blockc.ops import Clip, Linear, MergeHeads, SinkAttention, Sinks, SplitHeads, Visible, VisibleBothWays
-from blockc.source import Place
+from blockc.source import Mapping, Place, plain
+
+SEEN = 5  # tokens of a window in a twin
+GROUP = 4  # the most query heads that read one key-value head in a twin
+SHARPNESS = 0.5  # the least of scores, over their scale by head_dim alone: under a smaller one all keys weigh alike
+CLIP = 1.0  # of queries, keys and values, whose spread in a twin is about 1
 
 
 class Alibi(Model):
@@ -25,8 +31,14 @@ class Alibi(Model):
     `scale` multiplies these numbers, where a model takes them from scores that are scaled only then.
     """
 
-    max_bias: PositiveFloat
-    scale: OrNone[PositiveFloat] = None
+    max_bias: PositiveFloat = Field(
+        description="The slope of head h of n is 2^(-max_bias h/n). A number above 0, such as 8."
+    )
+    scale: OrNone[PositiveFloat] = Field(
+        default=None,
+        description="Number that the slopes are multiplied by, such as head_dim^-0.5 where they are taken from "
+        "scores that are scaled only then. Absent or none: 1.",
+    )
 
     def op(self, heads: int, window: int | None) -> AlibiOp:
         return AlibiOp(heads, float(self.max_bias), window, None if self.scale in (None, 1) else float(self.scale))
@@ -35,23 +47,73 @@ class Alibi(Model):
 class Attention(Part):
     """softmax(q k^T * scale) v in heads; o reads the concatenated heads."""
 
-    heads: Positive
-    kv_heads: OrNone[Positive] = None
-    head_dim: OrNone[Positive] = None
-    scale: OrNone[PositiveFloat] = None
-    causal: bool = True
-    bias: Annotated[tuple[Literal["q", "k", "v", "o"], ...], Field(strict=False), NOTHING] = ()
-    window: OrNone[Positive] = None
-    rope: OrNone[Rope] = None
-    alibi: OrNone[Alibi] = None
-    softcap: OrNone[PositiveFloat] = None
-    clip: OrNone[PositiveFloat] = None
-    sinks: OrNone[bool] = None
-    qk_norm: OrNone[QkNorm] = None
-    v_norm: OrNone[VNorm] = None
-    sub_norm: OrNone[SubNorm] = None
-    v_from: OrNone[Literal["k"]] = None
-    kv_from: OrNone[KindName] = None
+    heads: Positive = Field(description="Query heads. An integer above 0.")
+    kv_heads: OrNone[Positive] = Field(
+        default=None,
+        description="Key-value heads, each read by heads / kv_heads query heads; a divisor of heads. Absent or "
+        "none: heads.",
+    )
+    head_dim: OrNone[Positive] = Field(
+        default=None,
+        description="Numbers of one head's query, key and value. Absent or none: width / heads, which must divide.",
+    )
+    scale: OrNone[PositiveFloat] = Field(
+        default=None, description="Number that the scores q k^T are multiplied by. Absent or none: head_dim^-0.5."
+    )
+    causal: bool = Field(
+        default=True,
+        description="true: a token sees itself and what is before it. false: it sees all, and there is no cache.",
+    )
+    bias: Annotated[tuple[Literal["q", "k", "v", "o"], ...], Field(strict=False), NOTHING] = Field(
+        default=(), description="The matrices that have a bias, of q, k, v, o. Absent, none or []: none of them."
+    )
+    window: Annotated[OrNone[Positive], AtMost(SEEN)] = Field(
+        default=None,
+        description="Tokens that a query sees, itself among them: keys (i - window, i]. Less than context. "
+        "Absent or none: all before it.",
+    )
+    rope: Annotated[OrNone[Rope], Mark.LAST] = Field(
+        default=None, description="Rotary positions of queries and keys. Absent or none: they are not turned."
+    )
+    alibi: Annotated[OrNone[Alibi], Mark.LAST] = Field(
+        default=None,
+        description="A number for each head times the distance of a key, taken from its score. Absent or none: none.",
+    )
+    softcap: Annotated[OrNone[PositiveFloat], AtMost(SOFTCAP)] = Field(
+        default=None,
+        description="Scores become cap * tanh(scores / cap), before the mask. A number above 0. Absent or none: "
+        "no cap.",
+    )
+    clip: Annotated[OrNone[PositiveFloat], AtMost(CLIP)] = Field(
+        default=None,
+        description="Queries, keys and values are kept inside (-clip, clip), behind their biases. A number "
+        "above 0. Absent or none: they are not.",
+    )
+    sinks: OrNone[bool] = Field(
+        default=None,
+        description="Whether each head has a learned logit that joins the softmax of its scores, and whose "
+        "weight goes nowhere. true or false. Absent or none: false.",
+    )
+    qk_norm: OrNone[QkNorm] = Field(
+        default=None,
+        description="A norm of the queries and one of the keys, before rope or behind it. Absent or none: none.",
+    )
+    v_norm: OrNone[VNorm] = Field(
+        default=None, description="A norm of the values of each head, without parameters. Absent or none: none."
+    )
+    sub_norm: OrNone[SubNorm] = Field(
+        default=None, description="A norm of the concatenated heads, which o reads. Absent or none: none."
+    )
+    v_from: OrNone[Literal["k"]] = Field(
+        default=None,
+        description="k: there is no matrix of values; they are the keys before their norm and rope. Absent or "
+        "none: values have a matrix of their own.",
+    )
+    kv_from: OrNone[KindName] = Field(
+        default=None,
+        description="A layer kind: there are no matrices of keys and values; those of the latest earlier layer "
+        "of that kind which makes its own are read. Absent or none: it makes its own.",
+    )
 
     def resolved(self, width: int) -> Attention:
         head_dim = self.head_dim or width // self.heads
@@ -66,6 +128,33 @@ class Attention(Part):
             "sinks": self.sinks or None,
         }
         return self.model_copy(update=derived)
+
+    def few_heads(self, grouped: bool) -> tuple[int, int]:
+        """The heads of a twin and their key-value heads, `grouped` where any attention of the model has fewer of these.
+
+        Two key-value heads at least, so that their order shows, and as many queries to each, up to GROUP. As many
+        key-value heads become as many, whatever reads them: layers may read those of others.
+        """
+        kv_heads = self.kv_heads or self.heads
+        few = min(kv_heads, 2 if grouped else 4)
+        return few * min(self.heads // kv_heads, GROUP), few
+
+    def shrunk(self, said: Mapping, twin: Twin) -> Edits:
+        """Heads, their size, and the scale of scores with it: of what is said, laid over this attention."""
+        words = {key: plain(entry.value) for key, entry in said.entries.items()}
+        sizes = {key: words[key] for key in ("heads", "kv_heads", "head_dim") if key in words}
+        own = {key: size if isinstance(size, int) else None for key, size in sizes.items()}
+        a = self.model_copy(update=own).resolved(twin.was)
+        was, head_dim = a.head_dim or 1, twin.of_heads(a.head_dim or 1)
+        heads, kv_heads = a.few_heads(twin.grouped)
+        new = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        edits: Edits = {key: new[key] for key, size in own.items() if size is not None}
+        if "heads" in said.entries and "head_dim" not in said.entries and heads * head_dim != twin.width:
+            edits["head_dim"] = head_dim
+        scale = words.get("scale")
+        if isinstance(scale, int | float) and scale != 1:  # 1 is no scaling, whatever the head
+            edits["scale"] = max(scale * (was / head_dim) ** 0.5, SHARPNESS * head_dim**-0.5)
+        return edits
 
     def problems(self, width: int, context: int) -> Iterator[Problem]:
         if self.head_dim is None and width % self.heads:

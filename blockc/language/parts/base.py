@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import islice
 from typing import Annotated, ClassVar, TypeVar
 
@@ -11,7 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from blockc.diagnostics import Code
 from blockc.ir import B, Call, Function, Input, Node, Op, S, Type, Value, node, tensor
-from blockc.source import Place
+from blockc.language.parts.twin import Edits, Twin
+from blockc.source import Mapping, Place
 
 T = TypeVar("T")
 Loc = tuple[str | int, ...]
@@ -21,6 +23,14 @@ OrNone = Annotated[T | None, ORNONE]
 NOTHING = BeforeValidator(lambda value: () if value == "none" else value)  # the same of a list
 KIND = r"^[a-z][a-z0-9_]{0,31}$"
 KindName = Annotated[str, Field(pattern=KIND)]  # of layers.kinds
+
+
+class Mark(Enum):
+    """What a key says beside its type: it is among the metadata of its field."""
+
+    LAST = "stands behind the keys without this mark in the text of a spec"
+    OF_NORM = "of a norm inside a part: taken over from the layer's norm where it is absent"
+    LAYERS = "names, each with a mapping of a layer's keys"
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,15 @@ class Model(BaseModel):
     """Strict: no coercion, no unknown keys, no change after reading."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @classmethod
+    def key_order(cls) -> tuple[str, ...]:
+        """The keys as they stand in a spec, but for those that are marked LAST: the order of the fields."""
+        return tuple(cls.model_fields)
+
+    def shrunk(self, said: Mapping, twin: Twin) -> Edits:
+        """The values in a twin of keys that shrink together, where `said` stands; a key alone has its Rule."""
+        return {}
 
 
 @dataclass(frozen=True)

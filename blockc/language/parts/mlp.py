@@ -12,6 +12,7 @@ from blockc.ir import Op, Value, apply
 from blockc.language.parts.base import NOTHING, OrNone, Part, Problem, Scope
 from blockc.language.parts.norm import SubNorm
 from blockc.language.parts.numbers import Positive, PositiveFloat
+from blockc.language.parts.twin import AtMost, OfWidth
 from blockc.ops import ClampedSwiglu, Gelu, GeluTanh, Linear, Mul, QuickGelu, Relu, Relu2, Silu, Xielu
 from blockc.source import Place
 
@@ -30,6 +31,7 @@ TYPES: dict[str, tuple[Op, bool]] = {
     "silu": (Silu(), False),
     "xielu": (Xielu(), False),
 }
+CLAMP = 1.0  # the most of a twin's limit: gate and up cross it
 CLAMPED = "swiglu_clamped"  # its gate and its activation are one op, which has two numbers
 ACTIVATIONS = (*dict.fromkeys(type(act) for act, _ in TYPES.values()), ClampedSwiglu)  # every MLP has one of these
 
@@ -40,12 +42,25 @@ class Mlp(Part):
     type: Literal[
         "swiglu", "geglu", "geglu_tanh", "reglu", "reglu2", "swiglu_clamped",
         "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu", "xielu",
-    ]  # fmt: skip
-    width: Positive
-    limit: OrNone[PositiveFloat] = None
-    alpha: OrNone[PositiveFloat] = None
-    bias: Annotated[tuple[Literal["gate", "up", "down"], ...], Field(strict=False), NOTHING] = ()
-    sub_norm: OrNone[SubNorm] = None
+    ] = Field(
+        description="The activation, and whether there is a gate. With one: swiglu (SiLU), geglu (exact GELU), "
+        "geglu_tanh, reglu, reglu2 (ReLU squared), swiglu_clamped. Without: gelu, gelu_tanh, quick_gelu (x * "
+        "sigmoid(1.702 x)), relu, relu2 (squared), silu, xielu (of four numbers in each MLP)."
+    )  # fmt: skip
+    width: Annotated[Positive, OfWidth()] = Field(description="Numbers between up and down (d_ff). An integer above 0.")
+    limit: Annotated[OrNone[PositiveFloat], AtMost(CLAMP)] = Field(
+        default=None,
+        description="Of swiglu_clamped, which needs it: gate is kept below it, up between it and its negative. "
+        "A number above 0.",
+    )
+    alpha: OrNone[PositiveFloat] = Field(
+        default=None,
+        description="Of swiglu_clamped, which needs it: gate * sigmoid(alpha * gate) * (up + 1). A number above 0.",
+    )
+    bias: Annotated[tuple[Literal["gate", "up", "down"], ...], Field(strict=False), NOTHING] = Field(
+        default=(), description="The matrices that have a bias, of gate, up, down. Absent, none or []: none of them."
+    )
+    sub_norm: OrNone[SubNorm] = Field(default=None, description="A norm of what down reads. Absent or none: none.")
 
     def problems(self, width: int, context: int) -> Iterator[Problem]:
         if len(set(self.bias)) < len(self.bias):

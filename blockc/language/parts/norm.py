@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from blockc.diagnostics import Code
 from blockc.diagnostics.meaning import NORM_BIAS, QK_NORM, SUB_NORM, V_NORM
 from blockc.ir import Value, apply
-from blockc.language.parts.base import Model, OrNone, Part, Problem, Scope
+from blockc.language.parts.base import Mark, Model, OrNone, Part, Problem, Scope
 from blockc.language.parts.numbers import Epsilon, Real
 from blockc.ops import HeadGain, LayerNorm, RmsNorm
 from blockc.source import Place
 
+EPS = "Added to the mean square (rms) or the variance (layer) before the root. A number of 0 or more, such as 1e-5."
 Type = Literal["rms", "layer"]
 
 
@@ -42,11 +45,22 @@ class Norm(Part):
     `weight: false` leaves out both weight and bias.
     """
 
-    type: Type
-    eps: Epsilon
-    weight: bool | None = None
-    bias: bool | None = None
-    offset: OrNone[Real] = None
+    type: Type = Field(
+        description="rms: x / rms(x) * weight. layer: (x - mean) / std * weight, with a bias or without."
+    )
+    eps: Epsilon = Field(description=EPS)
+    weight: bool | None = Field(
+        default=None,
+        description="Whether the norm has parameters: false for x / rms(x) or (x - mean) / std. Absent: true.",
+        json_schema_extra={"default": True},
+    )
+    bias: bool | None = Field(
+        default=None,
+        description="Whether a layer norm adds width numbers. It must be said for layer, and is refused for rms.",
+    )
+    offset: OrNone[Real] = Field(
+        default=None, description="Number added to the gain: (offset + weight) in the place of weight. Absent: 0."
+    )
 
     def resolved(self, width: int) -> Norm:
         """(0 + weight) is weight, which is there unless it is said not to be."""
@@ -75,14 +89,29 @@ class QkNorm(Model):
     projection` all heads at once. `order` is the side of rope on which it stands.
     """
 
-    over: Literal["head", "projection"]
-    weights: OrNone[Literal["shared", "own"]] = None
-    order: OrNone[Literal["before_rope", "after_rope"]] = None
-    type: Type | None = None
-    eps: Epsilon | None = None
-    weight: bool | None = None
-    bias: OrNone[bool] = None
-    offset: OrNone[Real] = None
+    over: Literal["head", "projection"] = Field(description="head: each head by itself. projection: all heads at once.")
+    weights: OrNone[Literal["shared", "own"]] = Field(
+        default=None,
+        description="shared: one gain of head_dim numbers for all heads. own: each head has its own. Said with "
+        "over: head unless weight is false, refused with projection.",
+    )
+    order: OrNone[Literal["before_rope", "after_rope"]] = Field(
+        default=None,
+        description="before_rope, or after_rope: heads are normed once they are turned. Absent or none: before_rope.",
+    )
+    type: Annotated[Type | None, Mark.OF_NORM] = Field(default=None, description="rms, or layer. Absent: that of norm.")
+    eps: Annotated[Epsilon | None, Mark.OF_NORM] = Field(default=None, description=EPS + " Absent: that of norm.")
+    weight: bool | None = Field(
+        default=None, description="false: x / rms(x) or (x - mean) / std, without parameters. Absent: true."
+    )
+    bias: OrNone[bool] = Field(
+        default=None,
+        description="Whether a layer norm adds numbers of its own, head_dim of them or those of the projection. "
+        "Absent: false.",
+    )
+    offset: Annotated[OrNone[Real], Mark.OF_NORM] = Field(
+        default=None, description="Number added to the gain: (offset + weight). Absent: that of norm."
+    )
 
     def problems(self) -> Iterator[Problem]:
         if self.over == "head" and self.weights is None and self.weight is not False:
@@ -130,10 +159,10 @@ class QkNorm(Model):
 class VNorm(Model):
     """A norm of each head's values, without parameters. Type and eps are those of the layer's norm."""
 
-    over: Literal["head"]
-    weight: Literal[False]
-    type: Type | None = None
-    eps: Epsilon | None = None
+    over: Literal["head"] = Field(description="head: each head by itself.")
+    weight: Literal[False] = Field(description="false: x / rms(x) or (x - mean) / std, without parameters.")
+    type: Annotated[Type | None, Mark.OF_NORM] = Field(default=None, description="rms, or layer. Absent: that of norm.")
+    eps: Annotated[Epsilon | None, Mark.OF_NORM] = Field(default=None, description=EPS + " Absent: that of norm.")
 
     def problems(self) -> Iterator[Problem]:
         yield from _from_nowhere(V_NORM, self.type, self.eps)
@@ -148,11 +177,15 @@ class SubNorm(Model):
     Source: Wang et al. 2022, sub-LayerNorm.
     """
 
-    weight: bool
-    type: Type | None = None
-    eps: Epsilon | None = None
-    bias: OrNone[bool] = None
-    offset: OrNone[Real] = None
+    weight: bool = Field(
+        description="true: a gain for each number. false: x / rms(x) or (x - mean) / std, without parameters."
+    )
+    type: Annotated[Type | None, Mark.OF_NORM] = Field(default=None, description="rms, or layer. Absent: that of norm.")
+    eps: Annotated[Epsilon | None, Mark.OF_NORM] = Field(default=None, description=EPS + " Absent: that of norm.")
+    bias: OrNone[bool] = Field(default=None, description="Whether a layer norm adds numbers of its own. Absent: false.")
+    offset: Annotated[OrNone[Real], Mark.OF_NORM] = Field(
+        default=None, description="Number added to the gain: (offset + weight). Absent: that of norm."
+    )
 
     def problems(self) -> Iterator[Problem]:
         yield from _from_nowhere(SUB_NORM, self.type, self.eps)

@@ -15,8 +15,12 @@ from blockc.ops import Add, Embed, Shift, Sinusoidal
 class Learned(Model):
     """A table of `context` rows, and before them `offset` rows that no token reads."""
 
-    type: Literal["learned"]
-    offset: OrNone[Positive] = None
+    type: Literal["learned"] = Field(description="learned: a table of context rows of width numbers.")
+    offset: OrNone[Positive] = Field(
+        default=None,
+        description="Rows of the table before that of the first token; no token reads them. An integer above 0. "
+        "Absent or none: 0.",
+    )
 
     def add(self, x: Value, ids: Value, context: int) -> Value:
         width, first = x.type.shape[-1].value or 0, self.offset or 0
@@ -27,7 +31,9 @@ class Learned(Model):
 class Sine(Model):
     """Sines at even, cosines at odd coordinates, wavelengths from 2 pi to 10000 * 2 pi."""
 
-    type: Literal["sinusoidal"]
+    type: Literal["sinusoidal"] = Field(
+        description="sinusoidal: sines and cosines of wavelengths from 2 pi to 10000 * 2 pi tokens."
+    )
 
     def add(self, x: Value, ids: Value, context: int) -> Value:
         width = x.type.shape[-1].value or 0

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from blockc.diagnostics.meaning import ROPE_BANDS, ROPE_LENGTH, ROPE_LISTS, ROPE_ODD, ROPE_PART
-from blockc.language.parts.base import Model, OrNone, Problem
+from blockc.language.parts.base import Mark, Model, OrNone, Problem
 from blockc.language.parts.numbers import AtLeastOne, Positive, PositiveFloat
+from blockc.language.parts.twin import LENGTH, AtMost, OfHeads, OnePerPair
 from blockc.ops import (
     DynamicScaling,
     LinearScaling,
@@ -24,14 +25,15 @@ from blockc.ops import (
 )
 from blockc.ops import Scaling as ScalingRule
 
+BANDS = 64  # the original context of a twin scaled by wavelength: its wavelengths then fall into all three bands
 Factors = Annotated[tuple[PositiveFloat, ...], Field(strict=False)]
 
 
 class Linear(Model):
     """All frequencies divided by factor: positions are squeezed into the original context."""
 
-    type: Literal["linear"]
-    factor: PositiveFloat
+    type: Literal["linear"] = Field(description="linear: all frequencies divided by factor.")
+    factor: PositiveFloat = Field(description="How much all wavelengths are stretched. A number above 0, such as 8.")
 
     def problems(self, theta: float, pairs: int) -> Iterator[Problem]:
         return iter(())
@@ -46,11 +48,21 @@ class Linear(Model):
 class Llama3(Model):
     """Frequencies stretched by wavelength, as Llama 3.1 does it."""
 
-    type: Literal["llama3"]
-    factor: PositiveFloat
-    low_freq_factor: PositiveFloat
-    high_freq_factor: PositiveFloat
-    original: Positive
+    type: Literal["llama3"] = Field(
+        description="llama3: long wavelengths stretched by factor, short ones kept, a smooth passage between."
+    )
+    factor: PositiveFloat = Field(
+        description="How much the longest wavelengths are stretched. A number above 0, such as 8."
+    )
+    low_freq_factor: PositiveFloat = Field(
+        description="Wavelengths above original / this are stretched whole. A number above 0."
+    )
+    high_freq_factor: PositiveFloat = Field(
+        description="Wavelengths below original / this are kept. A number above low_freq_factor."
+    )
+    original: Annotated[Positive, AtMost(BANDS)] = Field(
+        description="Tokens of the context that the frequencies were trained at."
+    )
 
     def problems(self, theta: float, pairs: int) -> Iterator[Problem]:
         if self.low_freq_factor >= self.high_freq_factor:
@@ -78,13 +90,29 @@ class Yarn(Model):
     attention_factor multiplies cos and sin, and so the scores by its square. Source: Peng et al. 2023.
     """
 
-    type: Literal["yarn"]
-    factor: PositiveFloat
-    original: Positive
-    beta_fast: PositiveFloat
-    beta_slow: PositiveFloat
-    truncate: bool
-    attention_factor: OrNone[PositiveFloat] = None
+    type: Literal["yarn"] = Field(
+        description="yarn: pairs that turn beta_fast times or more within the original context kept, those that turn "
+        "beta_slow times or less stretched by factor, a ramp between."
+    )
+    factor: PositiveFloat = Field(
+        description="How much the longest wavelengths are stretched. A number above 0, such as 32."
+    )
+    original: Positive = Field(description="Tokens of the context that the frequencies were trained at.")
+    beta_fast: PositiveFloat = Field(
+        description="Turns within the original context from which a pair is kept. A number above beta_slow, such as 32."
+    )
+    beta_slow: PositiveFloat = Field(
+        description="Turns within the original context up to which a pair is stretched whole. A number above 0, such "
+        "as 1."
+    )
+    truncate: bool = Field(
+        description="Whether the ramp starts and ends at whole pairs. true or false; there is no default."
+    )
+    attention_factor: Annotated[OrNone[PositiveFloat], Mark.LAST] = Field(
+        default=None,
+        description="Number that cosines and sines are multiplied by. Absent or none: 0.1 ln(factor) + 1, and 1 "
+        "for a factor of at most 1.",
+    )
 
     def problems(self, theta: float, pairs: int) -> Iterator[Problem]:
         if self.beta_fast <= self.beta_slow:
@@ -124,12 +152,29 @@ class Longrope(Model):
     attention_factor multiplies cos and sin, and so the scores by its square. Source: Ding et al. 2024.
     """
 
-    type: Literal["longrope"]
-    short: OrNone[Factors] = None
-    long: OrNone[Factors] = None
-    choose: Literal["short", "long", "by_length"]
-    original: OrNone[Positive] = None
-    attention_factor: PositiveFloat
+    type: Literal["longrope"] = Field(description="longrope: each pair's frequency divided by a factor of its own.")
+    short: Annotated[OrNone[Factors], OnePerPair()] = Field(
+        default=None,
+        description="Factors for contexts up to the original one, a number above 0 for each pair that turns. "
+        "Absent or none: there is no such list.",
+    )
+    long: Annotated[OrNone[Factors], OnePerPair()] = Field(
+        default=None,
+        description="Factors for longer contexts, a number above 0 for each pair that turns. Absent or none: "
+        "there is no such list.",
+    )
+    choose: Literal["short", "long", "by_length"] = Field(
+        description="The list that is used: short or long, and the other has no effect; or by_length, short in a call "
+        "of at most original tokens, long in a longer one."
+    )
+    original: Annotated[OrNone[Positive], AtMost(LENGTH)] = Field(
+        default=None,
+        description="The most tokens, past and new, of a call that takes the short list; for choose: by_length, "
+        "which needs it. Absent or none: one list for all lengths.",
+    )
+    attention_factor: Annotated[PositiveFloat, Mark.LAST] = Field(
+        description="Number that cosines and sines are multiplied by. A number above 0."
+    )
 
     def problems(self, theta: float, pairs: int) -> Iterator[Problem]:
         by_length = self.choose == "by_length"
@@ -167,9 +212,16 @@ class Dynamic(Model):
     of Peng et al. 2023, made dynamic.
     """
 
-    type: Literal["dynamic"]
-    factor: PositiveFloat
-    original: Positive
+    type: Literal["dynamic"] = Field(
+        description="dynamic: theta grows with the tokens of a call beyond the original context."
+    )
+    factor: PositiveFloat = Field(
+        description="How fast it grows: theta times (1 + factor * beyond / original) ^ (R / (R - 2)), R being the "
+        "coordinates. A number above 0."
+    )
+    original: Annotated[Positive, AtMost(LENGTH)] = Field(
+        description="Tokens of the context within which nothing is scaled. An integer below context."
+    )
 
     def problems(self, theta: float, pairs: int) -> Iterator[Problem]:
         return iter(())
@@ -187,11 +239,25 @@ Scaling = Annotated[Linear | Llama3 | Yarn | Longrope | Dynamic, Field(discrimin
 class Rope(Model):
     """`dims: N` turns the first N coordinates with frequencies over N; `pairs: N` the first N pairs, over head_dim."""
 
-    theta: AtLeastOne
-    pairing: Literal["half", "interleaved"]
-    dims: OrNone[Positive] = None
-    pairs: OrNone[Positive] = None
-    scaling: OrNone[Scaling] = None
+    theta: AtLeastOne = Field(
+        description="Base of the frequencies theta^(-2i/n) of the pairs i, in radians a token. A number above 0, such "
+        "as 10000."
+    )
+    pairing: Literal["half", "interleaved"] = Field(
+        description="Which coordinates turn together. half: i and i + n/2. interleaved: 2i and 2i + 1."
+    )
+    dims: Annotated[OrNone[Positive], OfHeads()] = Field(
+        default=None,
+        description="Coordinates of a head that are turned, the first ones, with frequencies over this number; "
+        "even. Absent or none: all.",
+    )
+    pairs: Annotated[OrNone[Positive], OfHeads()] = Field(
+        default=None,
+        description="Pairs that are turned, the first ones, with frequencies over head_dim. Absent or none: all.",
+    )
+    scaling: OrNone[Scaling] = Field(
+        default=None, description="Frequencies changed for a longer context. Absent or none: as they are."
+    )
 
     def problems(self, head_dim: int, context: int) -> Iterator[Problem]:
         if self.dims is not None and self.pairs is not None:

@@ -20,6 +20,7 @@ from blockc.diagnostics.words import (
     WRONG_KIND,
 )
 from blockc.language.parts import Loc, Problem
+from blockc.language.spec.classes import models_of
 from blockc.language.spec.keys import LAYER_KEYS, PATTERNS, TOP_KEYS, LayerKeys, TopKeys
 from blockc.language.spec.words import FOREIGN, reserved
 from blockc.source import Finding, Mapping, Place, Scalar, Sequence, Tree, find, finding, key_place, suggest
@@ -184,9 +185,7 @@ def _model_at(model: type[BaseModel], path: Loc) -> type[BaseModel] | None:
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for inner in get_args(annotation) if (found := _model_of(inner))), None)
+    return next(models_of(annotation), None)
 
 
 def _fields(model: type[BaseModel] | None) -> Iterable[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -11,12 +12,17 @@ from pydantic_core import PydanticCustomError
 
 from blockc.diagnostics.meaning import EMBEDDING
 from blockc.language.parts import Attention, Mlp, Model, Norm, OrNone, Part, Positions, Problem
-from blockc.language.parts.base import KIND, KindName
+from blockc.language.parts.base import KIND, KindName, Mark
 from blockc.language.parts.numbers import Count, Positive, PositiveFloat
+from blockc.language.parts.twin import LENGTH, SCALES, SOFTCAP, AtMost, Dropped, Edits, OfWidth, Rule, Twin, Within
 from blockc.language.spec import labels
+from blockc.source import Mapping, Scalar, Sequence, Tree, plain
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 LAYOUT = r"^[a-z0-9][a-z0-9._-]{0,99}$"
+
+VOCAB = 96  # of a twin
+CONTEXT = 128
 
 # What does not match a pattern, and what does.
 PATTERNS = {
@@ -73,7 +79,7 @@ def scaled(placement: Placement, factor: float | None) -> list[Any]:
 class Rsqrt(Model):
     """The number 1/sqrt(rsqrt)."""
 
-    rsqrt: PositiveFloat
+    rsqrt: PositiveFloat = Field(description="N of the factor 1/sqrt(N). A number above 0.")
 
 
 def _rsqrt_or_number(value: object) -> str:
@@ -89,9 +95,20 @@ Factor = Annotated[
 class Embedding(Model):
     """Order: look up, project, scale, add positions, norm. A width of its own is projected in, and out for the head."""
 
-    scale: OrNone[Factor] = None
-    width: OrNone[Positive] = None
-    norm: OrNone[Norm] = None
+    scale: OrNone[Factor] = Field(
+        default=None,
+        description="Number that a looked-up row is multiplied by, before positions are added; sqrt_width for "
+        "the root of width, {rsqrt: N} for 1 over the root of N. Absent or none: 1.",
+    )
+    width: Annotated[OrNone[Positive], OfWidth(unlike=True)] = Field(
+        default=None,
+        description="Numbers of a row of the embedding, where they are not width: a matrix takes them in, "
+        "another takes the stream out for the head. Absent or none: width.",
+    )
+    norm: OrNone[Norm] = Field(
+        default=None,
+        description="A norm of the stream before the first layer, behind the positions. Absent or none: none.",
+    )
 
     def problems(self, width: int) -> Iterator[Problem]:
         if self.width == width:
@@ -103,17 +120,36 @@ class Embedding(Model):
 class Head(Model):
     """Order: linear, bias, scale, softcap. A tied head is the embedding's own matrix; the bias is the head's."""
 
-    tied: bool
-    bias: bool | None = None
-    scale: OrNone[PositiveFloat] = None
-    softcap: OrNone[PositiveFloat] = None
+    tied: bool = Field(
+        description="Whether the head is the embedding's own matrix. true or false; there is no default."
+    )
+    bias: bool | None = Field(
+        default=None,
+        description="Whether vocab numbers are added to the logits, before the softcap. Absent: false.",
+        json_schema_extra={"default": False},
+    )
+    scale: Annotated[OrNone[PositiveFloat], Within(*SCALES)] = Field(
+        default=None,
+        description="Number that the logits are multiplied by, before the softcap. A number above 0. Absent or "
+        "none: 1.",
+    )
+    softcap: Annotated[OrNone[PositiveFloat], AtMost(SOFTCAP)] = Field(
+        default=None, description="Logits become cap * tanh(logits / cap). A number above 0. Absent or none: no cap."
+    )
 
 
 class NormKeys(Norm):
     """The norm of every label that ends in _norm, where the norms stand, and whether one follows the last layer."""
 
-    placement: OrNone[Placement] = None
-    final: bool | None = None
+    placement: OrNone[Placement] = Field(
+        default=None,
+        description="Where the norms of a layer stand. pre: x + f(norm x). post: norm(x + f x). sandwich: x + "
+        "norm(f(norm x)). branch: x + norm(f x). parallel_one: x + attention(norm x) + mlp(norm x), one norm. "
+        "parallel_two: the same with a norm each. Or write a block.",
+    )
+    final: bool | None = Field(
+        default=None, description="Whether a norm follows the last layer. Absent: false for placement post, else true."
+    )
 
     @property
     def part(self) -> Norm:
@@ -123,12 +159,29 @@ class NormKeys(Norm):
 class LayerKeys(Model):
     """What a layer is made of; `layers.kinds` varies these and no others."""
 
-    norm: OrNone[NormKeys] = None
-    residual_scale: OrNone[PositiveFloat] = None
-    attention: OrNone[Attention] = None
-    mlp: OrNone[Mlp] = None
-    block: OrNone[Annotated[list[Any], Field(description="a term of the block algebra")]] = None
-    parts: OrNone[dict[Label, OrNone[dict[str, Any]]]] = None
+    attention: OrNone[Attention] = Field(
+        default=None, description="softmax(q k^T * scale) v in heads; o reads the heads, concatenated."
+    )
+    mlp: OrNone[Mlp] = Field(default=None, description="down(act(up x)), or with a gate down(act(gate x) * up x).")
+    norm: OrNone[NormKeys] = Field(
+        default=None,
+        description="The norm of every label that ends in _norm, where the norms stand, and the final norm.",
+    )
+    residual_scale: Annotated[OrNone[PositiveFloat], Within(*SCALES)] = Field(
+        default=None,
+        description="Number that each branch of the placement is multiplied by before it is added: x + scale * "
+        "f(x). Absent or none: 1. In a block, write {scale: x}.",
+    )
+    block: OrNone[list[Any]] = Field(
+        default=None,
+        description="A layer as a term, where no norm.placement names it: [a, b] is a chain, {residual: [...]} "
+        "adds its branch to what it reads, {sum: [[...], [...]]} adds branches that read the same.",
+    )
+    parts: Annotated[OrNone[dict[Label, OrNone[dict[str, Any]]]], Mark.LAYERS] = Field(
+        default=None,
+        description="Labels of further parts for the block: what each changes of the layer's key, as in "
+        "{first_mlp: {mlp: {width: 512}}}.",
+    )
 
     def part(self, key: str) -> Part | None:
         """The part that a key of PARTS describes here; of the norm, without where it stands."""
@@ -144,8 +197,12 @@ class LayerKeys(Model):
 class Bounds(Model):
     """min <= figure <= max. One of the two may be absent."""
 
-    min: Annotated[float, Field(ge=0)] | None = None
-    max: Annotated[float, Field(ge=0)] | None = None
+    min: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="The figure is at least this. A number of 0 or more."
+    )
+    max: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="The figure is at most this. A number of 0 or more."
+    )
 
     @model_validator(mode="after")
     def _some_room(self) -> Bounds:
@@ -178,49 +235,134 @@ PositiveFigure = Annotated[
 class Expect(Model):
     """Known figures, or bounds of them: compared, never filled in."""
 
-    parameters: PositiveFigure | None = None
-    active_parameters: PositiveFigure | None = None
-    kv_values_per_token: Figure | None = None
-    context: Positive | None = None
-    layers: dict[str, Positive] | None = None
+    parameters: PositiveFigure | None = Field(
+        default=None, description="Parameters, each tensor once, tied ones too: the number itself, or {min, max}."
+    )
+    active_parameters: PositiveFigure | None = Field(
+        default=None, description="Parameters that one token uses: the number itself, or {min, max}."
+    )
+    kv_values_per_token: Figure | None = Field(
+        default=None,
+        description="Numbers, not bytes, that one more token adds to the cache: the number itself, or {min, max}.",
+    )
+    context: Positive | None = Field(
+        default=None, description="Tokens that the model is published for, be they more than its rope scaling covers."
+    )
+    layers: dict[str, Positive] | None = Field(
+        default=None, description="How many layers there are of each kind, as in {local: 21, global: 21}."
+    )
 
 
 class Init(Model):
     """How an untrained model starts: the standard deviation of its matrices. No effect on the function."""
 
-    std: PositiveFloat
+    std: PositiveFloat = Field(
+        description="Standard deviation of new matrices in model.py. A number above 0. Without init: 0.02."
+    )
+
+
+@dataclass(frozen=True)
+class FewLayers(Rule):
+    """Two layers stand for many in a row: enough for what treats a run as a loop."""
+
+    def shrunk(self, value: Tree, twin: Twin) -> Tree | None:
+        if not isinstance(value, Sequence):
+            return value
+        return Sequence(tuple(layer for item in value.items for layer in self._few(item)), value.place)
+
+    def _few(self, item: Tree) -> tuple[Tree, ...]:
+        if not isinstance(item, Mapping):
+            return (item,)
+        ((name, entry),) = item.entries.items()
+        return (Scalar(name, entry.key, name),) * self.of(plain(item))
+
+    @staticmethod
+    def of(item: object) -> int:
+        """How many layers an entry of a list gives in a twin."""
+        return 2 if isinstance(item, dict) and 1 not in item.values() else 1
 
 
 class Layers(Model):
     """first and last are laid once, pattern is tiled over what lies between."""
 
-    first: list[Any] | None = None
-    pattern: list[Any] | None = None
-    last: list[Any] | None = None
-    kinds: dict[KindName, dict[str, Any]]
+    first: Annotated[list[Any] | None, FewLayers()] = Field(
+        default=None, description="Kinds of the first layers, laid once."
+    )
+    pattern: Annotated[list[Any] | None, FewLayers()] = Field(
+        default=None, description="Kinds tiled over what lies between first and last; the last tile may be cut."
+    )
+    last: Annotated[list[Any] | None, FewLayers()] = Field(
+        default=None, description="Kinds of the last layers, laid once."
+    )
+    kinds: Annotated[dict[KindName, dict[str, Any]], Mark.LAYERS] = Field(
+        description="Each kind's name, and what it has otherwise than the top-level keys say."
+    )
+
+    def few(self, depth: int) -> int:
+        """The depth of a twin: each entry of the lists, and the pattern twice where it is tiled."""
+        first, tile, last = (sum(map(FewLayers.of, listed or ())) for listed in (self.first, self.pattern, self.last))
+        return first + tile * (2 if depth > first + tile + last else 1) + last
 
 
 class TopKeys(Model):
     """What is said once for the whole model."""
 
-    blockc: Literal[1]
-    name: Name
-    description: str | None = None
-    checkpoint: OrNone[Layout] = None
-    vocab: Positive
-    width: Positive
-    depth: Positive
-    context: Positive
-    positions: OrNone[Positions] = None
-    embedding: OrNone[Embedding] = None
-    head: Head
-    layers: OrNone[Layers] = None
-    init: OrNone[Init] = None
-    expect: OrNone[Expect] = None
+    blockc: Literal[1] = Field(description="The version of the language: 1. It is the first key of a spec.")
+    name: Name = Field(
+        description="The model's name, of files and of classes: letters, digits and . _ -, at most 100, a letter or "
+        "digit first. No effect on the function."
+    )
+    description: Annotated[str | None, Dropped()] = Field(
+        default=None, description="A sentence for people. No effect on the function."
+    )
+    vocab: Positive = Field(description="Rows of the embedding, and logits of a token. An integer above 0.")
+    width: Positive = Field(description="Numbers of the residual stream for each token (d_model). An integer above 0.")
+    depth: Positive = Field(description="Layers. An integer from 1 to 10000.")
+    context: Positive = Field(
+        description="Tokens that the model is made for, counted with those before. An integer above 0."
+    )
+    positions: OrNone[Positions] = Field(
+        default=None,
+        description="What is added to the embedding to say where a token stands. This, attention.rope or "
+        "attention.alibi is said; none for a model without.",
+    )
+    embedding: OrNone[Embedding] = Field(
+        default=None, description="What is done to a token's row before the first layer. Absent or none: nothing."
+    )
+    head: Head = Field(description="The linear map from the stream to the logits.")
+    layers: OrNone[Layers] = Field(default=None, description="Layers of several kinds. Absent or none: all are alike.")
+    init: OrNone[Init] = Field(default=None, description="How an untrained model starts. No effect on the function.")
+    checkpoint: OrNone[Layout] = Field(
+        default=None,
+        description="The layout of published weight files, such as llama: how they name and pack the tensors. "
+        "No effect on the function. Absent or none: files name the parameters as the model does.",
+    )
+    expect: Annotated[OrNone[Expect], Dropped()] = Field(
+        default=None,
+        description="Known figures, or bounds of them: compared with the computed ones, never filled in. No "
+        "effect on the function.",
+    )
+
+    def shrunk(self, said: Mapping, twin: Twin) -> Edits:
+        """The twin's name and its sizes: no two alike by chance."""
+        return {
+            "name": self.name.removesuffix("-twin") + "-twin",
+            "width": twin.width,
+            "vocab": min(self.vocab, VOCAB + (twin.width == VOCAB)),
+            "context": max(min(self.context, CONTEXT), 2 * LENGTH if twin.by_length else 0),
+            "depth": self.layers.few(self.depth) if self.layers else min(self.depth, 2),
+        }
 
 
 class Document(TopKeys, LayerKeys):
-    """A whole spec file, for the JSON schema that editors read."""
+    """A whole spec file."""
+
+    @classmethod
+    def key_order(cls) -> tuple[str, ...]:
+        """The parts of a layer stand before the head, its block behind it."""
+        top, layer = TopKeys.key_order(), LayerKeys.key_order()
+        head, block = top.index("head"), layer.index("block")
+        return (*top[:head], *layer[:block], "head", *layer[block:], *top[head + 1 :])
 
 
 LAYER_KEYS = frozenset(LayerKeys.model_fields)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 
 from blockc.diagnostics import meaning as code
+from blockc.language.parts import PARTS
+from blockc.language.spec.classes import norms_inside
 from blockc.language.spec.faults import shown, unknown_key
 from blockc.language.spec.keys import LAYER_KEYS, Layers
 from blockc.source import (
@@ -28,12 +30,8 @@ Run = tuple[str, int]  # a kind, and how often it is laid
 Path = tuple[str, ...]
 
 LISTS = ("first", "pattern", "last")
-_NORM: Path = ("type", "eps", "offset")
 # By part, what the norms inside it take over from the layer's.
-TAKEN: dict[str, dict[str, Path]] = {
-    "attention": {"qk_norm": _NORM, "v_norm": ("type", "eps"), "sub_norm": _NORM},
-    "mlp": {"sub_norm": _NORM},
-}
+TAKEN: dict[str, dict[str, Path]] = {key: dict(norms_inside(PARTS[key])) for key in PARTS}
 SLOT = (("block",), ("norm", "placement"))  # two words for one thing: the later one replaces the other
 
 

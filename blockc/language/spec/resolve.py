@@ -8,16 +8,13 @@ from typing import Any
 import yaml
 
 from blockc.language.parts import PARTS
+from blockc.language.spec.keys import Document
 from blockc.language.spec.layers import TAKEN
 from blockc.language.spec.own import key_of, own_part
 from blockc.language.spec.reading import Layer, Spec, occupants, written
 from blockc.source import plain
 from blockc.source.text import resolve as scalar
 
-_ORDER = (
-    "blockc", "name", "description", "vocab", "width", "depth", "context", "positions", "embedding", *PARTS,
-    "residual_scale", "head", "block", "parts", "layers", "init", "checkpoint", "expect",
-)  # fmt: skip
 _SLOTS = ("block", "placement")  # one replaces the other; neither is removed by a word
 
 Keys = dict[str, Any]
@@ -50,7 +47,7 @@ def resolved(spec: Spec) -> Keys:
         said: Any = plain(spec.tree)
     else:
         said = _said(spec)
-    return {key: said[key] for key in _ORDER if key in said}
+    return {key: said[key] for key in Document.key_order() if key in said}
 
 
 def _said(spec: Spec) -> Keys:

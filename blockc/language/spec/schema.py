@@ -6,7 +6,7 @@ At the top the required ones are, where `layers` is absent. What depends on two 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -20,7 +20,7 @@ from blockc.language.parts.base import KIND, NOTHING, ORNONE
 from blockc.language.parts.mlp import TYPES
 from blockc.language.parts.numbers import LARGEST, LARGEST_INT, SMALLEST
 from blockc.language.spec import labels
-from blockc.language.spec.descriptions import DEFAULTS, KEYS, TERM
+from blockc.language.spec.classes import models_of
 from blockc.language.spec.keys import LAYER_KEYS, Document
 from blockc.language.spec.reading import MAX_DEPTH
 
@@ -30,6 +30,13 @@ Json = dict[str, Any]
 _NONE: Json = {"const": "none"}
 _COUNT: Json = {"type": "integer", "minimum": 1, "maximum": LARGEST_INT}
 _LABEL: Json = {"type": "string", "pattern": labels.PATTERN, "not": _NONE}
+_TERM = {
+    "term": "A label, a chain of terms, a residual, a sum or a scale. A label is attention, mlp, a norm where it ends "
+    "in _norm, or one of parts; it stands once in a block.",
+    "residual": "x + chain(x): what the chain makes of its input is added to it.",
+    "sum": "The sum of two or more chains that all read the same x.",
+    "scale": "x times this number, which is above 0.",
+}
 _CHAIN: Json = {"type": "array", "minItems": 1, "items": {"$ref": "#/definitions/Term"}}
 
 
@@ -38,7 +45,7 @@ def schema() -> Json:
     definitions: Json = made.pop("$defs")
     definitions.pop("Norm")  # it is made of NormKeys below
     for name, model in (("Document", made), *definitions.items()):
-        _explain(name, model)
+        _plain(model)
         if name != "Document":
             model.pop("required", None)
     definitions["Norm"] = _own_norm(definitions["NormKeys"])
@@ -46,6 +53,7 @@ def schema() -> Json:
     definitions["Kind"] = _kind(made)
     definitions["OwnPart"] = _own_part()
     definitions["Run"] = _run()
+    made["properties"] = {key: made["properties"][key] for key in Document.key_order()}
     made["definitions"] = definitions
     _fill(made)
     return {
@@ -70,17 +78,19 @@ class _Generator(GenerateJsonSchema):
         return {"anyOf": [inner, dict(_NONE)]} if said in (ORNONE.func, NOTHING.func) else inner
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        return self.generate_inner(schema["schema"])  # the defaults that mean something are DEFAULTS
+        """A default is said where it could be written; one that means something else than itself, its field says."""
+        inner, default = self.generate_inner(schema["schema"]), schema.get("default")
+        return {**inner, "default": default} if isinstance(default, bool) else inner
 
 
-def _explain(name: str, model: Json) -> None:
-    """Descriptions and defaults for a class's keys, in the place of Pydantic's titles."""
+def _plain(model: Json) -> None:
+    """A class's keys without Pydantic's titles. Each is described; what it is stands before that."""
     model.pop("title", None)
     for key, said in model["properties"].items():
         said.pop("title", None)
-        said["description"] = KEYS[f"{name}.{key}"]
-        if f"{name}.{key}" in DEFAULTS:
-            said["default"] = DEFAULTS[f"{name}.{key}"]
+        for word in ("description", "default"):
+            if word == "description" or word in said:
+                said[word] = said.pop(word)
         if "$ref" in said:  # beside a reference, draft 7 reads nothing else
             model["properties"][key] = {"allOf": [{"$ref": said.pop("$ref")}], **said}
     model["additionalProperties"] = False
@@ -94,11 +104,11 @@ def _fill(made: Json) -> None:
     top, layers = made["properties"], made["definitions"]["Layers"]["properties"]
     kind = made["definitions"]["Kind"]["properties"]
     for keys in (top, kind):
-        keys["block"] = {"anyOf": [_CHAIN, _NONE], "description": KEYS["Document.block"]}
+        keys["block"] = {"anyOf": [_CHAIN, _NONE], "description": keys["block"]["description"]}
         own = {"anyOf": [{"$ref": "#/definitions/OwnPart"}, _NONE]}
         keys["parts"] = {
             "anyOf": [{"type": "object", "propertyNames": _LABEL, "additionalProperties": own}, _NONE],
-            "description": KEYS["Document.parts"],
+            "description": keys["parts"]["description"],
         }
     for key in ("first", "pattern", "last"):
         layers[key]["items"] = {"$ref": "#/definitions/Run"}
@@ -118,7 +128,7 @@ def _fill(made: Json) -> None:
     whole: Json = {"allOf": [{"$ref": "#/definitions/Norm"}], "required": ["type", "eps"]}
     made["definitions"]["Embedding"]["properties"]["norm"]["anyOf"][0] = whole
     final: Json = {"type": "object", "required": ["final"]}  # which `none`, a word, is not
-    kind["norm"] = {"allOf": [kind["norm"]], "not": final, "description": KEYS["Document.norm"]}
+    kind["norm"] = {"allOf": [kind["norm"]], "not": final, "description": top["norm"]["description"]}
     _clashes(made["definitions"])
 
 
@@ -189,13 +199,13 @@ def _term() -> Json:
             "type": "object",
             "required": [word],
             "additionalProperties": False,
-            "properties": {word: {**body, "description": TERM[word]}},
+            "properties": {word: {**body, "description": _TERM[word]}},
         }
 
     branches = {"type": "array", "minItems": 2, "items": _CHAIN}
     factor = {"type": "number", "exclusiveMinimum": 0, "minimum": SMALLEST, "maximum": LARGEST}
     return {
-        "description": TERM["term"],
+        "description": _TERM["term"],
         "anyOf": [_LABEL, _CHAIN, said_by("residual", _CHAIN), said_by("sum", branches), said_by("scale", factor)],
     }
 
@@ -220,7 +230,7 @@ def _whole_layers() -> Json:
 
 def _required(field: FieldInfo) -> Json:
     """The keys that a class must have, its inner ones' too, or one of several; what is no mapping is not spoken of."""
-    models = list(_models_of(field.annotation))
+    models = list(models_of(field.annotation))
     if len(models) == 1:
         return _required_of(models[0])
     return {"anyOf": [_required_of_type(model) for model in models]} if models else {}
@@ -236,10 +246,3 @@ def _required_of(model: type[BaseModel]) -> Json:
     required = [name for name, inner in model.model_fields.items() if inner.is_required()]
     below = {name: said for name, inner in model.model_fields.items() if (said := _required(inner))}
     return ({"required": required} if required else {}) | ({"properties": below} if below else {})
-
-
-def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _models_of(inner)

@@ -1,0 +1,74 @@
+"""A spec's tree with the classes of its keys beside it: what a key says, what stands below it, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from blockc.language.parts import Model
+from blockc.language.parts.base import Mark
+from blockc.language.spec.keys import Document, LayerKeys
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What a mapping of a spec may say: the keys of one of these classes; or names, each with a mapping of them."""
+
+    classes: tuple[type[Model], ...] = ()
+    named: bool = False
+
+    def typed(self, type_: object) -> Keys:
+        """Of several classes that which has this type, where one has."""
+        fitting = (
+            tuple(c for c in self.classes if type_ in get_args(c.model_fields["type"].annotation)) if self.many else ()
+        )
+        return Keys(fitting) if fitting else self
+
+    @property
+    def many(self) -> bool:
+        """Whether a `type` tells the classes apart."""
+        return len(self.classes) > 1 and all("type" in c.model_fields for c in self.classes)
+
+    def fields(self, key: str) -> list[FieldInfo]:
+        """What the classes say of a key, of those that have it."""
+        return [] if self.named else [c.model_fields[key] for c in self.classes if key in c.model_fields]
+
+    def below(self, key: str) -> Keys:
+        """What the mapping under a key may say."""
+        if self.named:
+            return Keys(self.classes)
+        fields = self.fields(key)
+        if any(Mark.LAYERS in field.metadata for field in fields):
+            return Keys((LayerKeys,), named=True)
+        return Keys(tuple(dict.fromkeys(c for f in fields for c in models_of(f.annotation) if issubclass(c, Model))))
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The keys as they stand in a text; names have no order."""
+        if self.named:
+            return ()
+        keys = dict.fromkeys(key for c in self.classes for key in c.key_order())
+        return tuple(sorted(keys, key=lambda key: any(Mark.LAST in field.metadata for field in self.fields(key))))
+
+
+DOCUMENT = Keys((Document,))
+
+
+def norms_inside(part: type[Model]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The norms inside a part, each with the keys that it takes over from the layer's norm."""
+    for key in part.model_fields:
+        fields = [field for c in Keys((part,)).below(key).classes for field in c.model_fields.items()]
+        if taken := tuple(name for name, field in fields if Mark.OF_NORM in field.metadata):
+            yield key, taken
+
+
+def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The classes in a type."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from models_of(inner)
