@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,8 @@ from tests.checkpoints import save
 
 ROOT = Path(__file__).parent.parent
 RECIPES = (
-    "A new architecture", "A new op", "A new part", "A new checkpoint layout", "The import of a model type",
+    "A new architecture", "A new op", "A new part", "A new key of an old part", "A new checkpoint layout",
+    "The import of a model type",
 )  # fmt: skip
 
 STEP = re.compile(
@@ -56,6 +58,11 @@ class Project:
         assert lines.count(after) == 1, f"{path.name} has {lines.count(after)} lines {after!r}"
         lines.insert(lines.index(after) + 1, text.rstrip("\n"))
         path.write_text("\n".join(lines))
+
+    def texts(self) -> dict[str, str]:
+        """Each Python file of blockc."""
+        found = sorted((self.root / "blockc").rglob("*.py"))
+        return {path.relative_to(self.root / "blockc").as_posix(): path.read_text() for path in found}
 
     def run(self, command: str) -> str:
         words = command.split()
@@ -106,6 +113,40 @@ def test_a_new_op_and_a_new_part_of_it(project: Project) -> None:
     built = project.run("blockc build specs/example-gain.yaml --no-verify --out out")
     assert "model.py" in built
     assert "layer_gain: {per: channel}" in (project.root / "out" / "spec.resolved.yaml").read_text()
+
+
+# What the key's field says, in all the places that ask: nothing but the part's file was touched.
+ASKED = """
+import json
+from blockc.graph.shrink import shrink
+from blockc.language.fmt import formatted
+from blockc.language.spec import load
+from blockc.language.spec.schema import schema
+
+spec = load("specs/example-scaled.yaml")
+mixed = b"blockc: 1\\nmlp: {zzz: 1, scale: 0.5, type: relu, bias: [], width: 8}\\n"
+print(json.dumps({
+    "twin": shrink(spec).layers[0].keys.mlp.scale,
+    "text": formatted(mixed, "s").decode().splitlines()[1],
+    "schema": schema()["definitions"]["Mlp"]["properties"]["scale"]["description"],
+}))
+"""
+
+
+def test_a_new_key_of_an_old_part(project: Project) -> None:
+    before = project.texts()
+    form, verified = map(project.run, project.follow(recipe("A new key of an old part")))
+    assert [path for path, text in project.texts().items() if before.get(path) != text] == ["language/parts/mlp.py"]
+    assert form == ""
+    assert "proved: oracle = torch = onnxruntime" in verified
+    (project.root / "asked.py").write_text(ASKED)
+    assert json.loads(project.run("python asked.py")) == {
+        "twin": 0.75,
+        "text": "mlp: {type: relu, width: 8, bias: [], scale: 0.5, zzz: 1}",
+        "schema": "Number that what down makes is multiplied by. A number above 0. Absent or none: 1.",
+    }
+    project.run("blockc build specs/example-scaled.yaml --no-verify --out out")
+    assert "\n  bias: []\n  scale: 0.01\n" in (project.root / "out" / "spec.resolved.yaml").read_text()
 
 
 def test_a_new_checkpoint_layout(project: Project) -> None:
