@@ -22,16 +22,11 @@ class Keys:
     named: bool = False
 
     def typed(self, type_: object) -> Keys:
-        """Of several classes that which has this type, where one has."""
-        fitting = (
-            tuple(c for c in self.classes if type_ in get_args(c.model_fields["type"].annotation)) if self.many else ()
-        )
-        return Keys(fitting) if fitting else self
-
-    @property
-    def many(self) -> bool:
-        """Whether a `type` tells the classes apart."""
-        return len(self.classes) > 1 and all("type" in c.model_fields for c in self.classes)
+        """Of several classes that a `type` tells apart the one of this type; all, where none is."""
+        if len(self.classes) < 2 or not all("type" in each.model_fields for each in self.classes):
+            return self
+        fitting = (each for each in self.classes if type_ in get_args(each.model_fields["type"].annotation))
+        return Keys(tuple(fitting) or self.classes)
 
     def fields(self, key: str) -> list[FieldInfo]:
         """What the classes say of a key, of those that have it."""
