@@ -24,6 +24,7 @@ from blockc.ir import (
     is_call,
     node,
     tensor,
+    transform,
 )
 from blockc.language.algebra import Chain, Decoder, Leaf, Residual, Scaled, Sum, Term, leaves
 from blockc.language.parts import Asked, Attention, Lent, Norm, Piece, Scope, Shared
@@ -172,12 +173,11 @@ class _Layers:
 
     def _named(self, function: Function, kind: str) -> Function:
         """Interns from the inside out, so that the text of every function names each callee once."""
-        new: dict[Node, Node] = {}
-        for n in function.nodes:
-            inputs = tuple(Value(new.get(v.node, v.node), v.index) for v in n.inputs)
-            new[n] = n.remade(op=Call(self._named(called(n), kind)) if is_call(n) else n.op, inputs=inputs)
-        outputs = tuple((name, Value(new.get(v.node, v.node), v.index)) for name, v in function.outputs)
-        return self.intern(replace(function, outputs=outputs), kind)
+
+        def rule(n: Node, inputs: tuple[Value, ...]) -> Node | None:
+            return n.remade(op=Call(self._named(called(n), kind)), inputs=inputs) if is_call(n) else None
+
+        return self.intern(transform(function, rule), kind)
 
 
 def _expand(term: Term, scope: Scope, x: Value) -> Value:

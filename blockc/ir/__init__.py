@@ -7,6 +7,7 @@ from blockc.ir.op import Array, Arrays, Carried, Grows, OnnxBuilder, OnnxValue, 
 from blockc.ir.printer import functions, render
 from blockc.ir.reach import Sides
 from blockc.ir.roll import Loop, period, roll
+from blockc.ir.transform import transform
 from blockc.ir.types import Dtype, GraphError, Param, Type, tensor
 from blockc.ir.walk import before, inline, layers, parameters
 
@@ -15,4 +16,5 @@ __all__ = [
     "Loop", "M", "Node", "OnnxBuilder", "OnnxValue", "Op", "P", "Param", "S", "Sample", "Sides", "State", "T",
     "TokenAxes", "Type", "Value", "apply", "before", "called", "dim", "expect", "functions", "inline", "is_call",
     "is_past", "layers", "node", "parameters", "period", "product", "render", "roll", "symbol", "tensor",
+    "transform",
 ]  # fmt: skip

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from blockc.ir.call import called, is_call
-from blockc.ir.nodes import Function, Node, Param, Value
+from blockc.ir.nodes import Function, Node, Value
+from blockc.ir.transform import transformed
+from blockc.ir.types import Param
 
 
 def layers(root: Function) -> tuple[Node, ...]:
@@ -47,14 +49,11 @@ def inline(function: Function) -> Function:
 
 def _inlined(function: Function, arguments: tuple[Value, ...], prefix: str) -> tuple[Value, ...]:
     """As deep as parts nest, which the spec bounds; layers follow each other, they do not nest."""
-    new: dict[Value, Value] = {n[0]: v for n, v in zip(function.inputs, arguments, strict=True)}
-    for n in function.nodes:
-        inputs = tuple(new[value] for value in n.inputs)
+
+    def rule(n: Node, inputs: tuple[Value, ...]) -> Node | tuple[Value, ...]:
         if is_call(n):
-            results = _inlined(called(n), inputs, f"{prefix}{n.name}.")
-        else:
-            params = tuple(replace(param, name=prefix + param.name) for param in n.params)
-            made = Node(n.op, inputs, prefix + n.name, params, n.place)
-            results = tuple(made[i] for i in range(len(made.types)))
-        new.update({n[i]: value for i, value in enumerate(results)})
-    return tuple(new[value] for _, value in function.outputs)
+            return _inlined(called(n), inputs, f"{prefix}{n.name}.")
+        params = tuple(replace(param, name=prefix + param.name) for param in n.params)
+        return Node(n.op, inputs, prefix + n.name, params, n.place)
+
+    return transformed(function, rule, {n[0]: v for n, v in zip(function.inputs, arguments, strict=True)})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from blockc.ir import Function, Node, Param, Type, Value, called, inline, is_call, layers, product
+from blockc.ir import Function, Node, Param, Type, Value, called, inline, is_call, layers, product, transform
 from blockc.ops import Alibi, LayerNorm, RmsNorm, Visible, VisibleBothWays
 from blockc.passes import with_cache
 
@@ -71,15 +71,15 @@ class Graph:
     def short(self) -> Function:
         """The root with one layer for all that are equal to it."""
         made: dict[str, Node] = {}
-        new: dict[Value, Value] = {n[0]: n[0] for n in self.root.inputs}
-        for n in self.root.nodes:
+
+        def rule(n: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
             name = self.first[n.name] if is_call(n) else n.name
             if name not in made:
-                made[name] = n.remade(inputs=tuple(new[value] for value in n.inputs))
-            new.update({n[i]: made[name][i] for i in range(len(n.types))})
-            if n.name != name:  # the stream goes past it
-                new[n[0]] = new[n.inputs[0]]
-        return replace(self.root, outputs=tuple((name, new[value]) for name, value in self.root.outputs))
+                made[name] = n.remade(inputs=inputs)
+            first, *others = (made[name][i] for i in range(len(n.types)))
+            return (first if n.name == name else inputs[0], *others)  # the stream goes past it
+
+        return transform(self.root, rule)
 
     def times(self, name: str) -> int:
         """How often a node of the short function stands in the whole one."""
