@@ -13,6 +13,7 @@ from blockc.graph import interp
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
 from blockc.ir import B, Function, Input, Node, P, S, T, Value, apply, node, tensor
+from blockc.ir.derive import Join, with_derived
 from blockc.language.spec import load
 from blockc.ops import (
     Add,
@@ -182,10 +183,11 @@ def test_an_attention_like_the_kernels_is_fused(values: str, at: dict[str, Chang
 def test_projections_of_one_value_are_joined() -> None:
     function = fuse(attending(), CUDA).function
     joined = join_projections(function)
-    assert joined.parts == {"mix.qkv.weight": ("mix.q.weight", "mix.k.weight", "mix.v.weight")}
+    assert joined.derived == {"mix.qkv.weight": Join(("mix.q.weight", "mix.k.weight", "mix.v.weight"))}
     verify(joined.function)
     params, ones = random_parameters(function, 1), np.ones((2, 5), int)
-    rows = {"mix.qkv.weight": np.concatenate([params[name] for name in joined.parts["mix.qkv.weight"]])}
+    rows = with_derived(params, joined.derived)
+    np.testing.assert_array_equal(rows["mix.qkv.weight"][32:64], params["mix.k.weight"])
     given: dict[str, NDArray[np.generic]] = {"attention_mask": ones, "x": np.random.RandomState(0).randn(2, 3, 32)}
     given |= {"input_ids": ones[:, :3]} | {f"past_{what}": np.full((2, 2, 2, 16), 0.3) for what in ("key", "value")}
     wanted, got = interp.run(function, given, params), interp.run(joined.function, given, rows)
@@ -212,7 +214,7 @@ def test_projections_that_are_unlike_stay_apart(what: str, change: Change) -> No
     function = fuse(attending(**{f"{what}_flat": change}), CUDA).function
     assert any(isinstance(n.op, RowQueryAttention) for n in function.nodes)
     joined = join_projections(function)
-    assert joined.parts == {}
+    assert joined.derived == {}
     assert [(n.name, n.op) for n in joined.function.nodes] == [(n.name, n.op) for n in function.nodes]
 
 
@@ -220,13 +222,13 @@ def test_projections_that_are_unlike_stay_apart(what: str, change: Change) -> No
 def test_a_projection_that_something_else_reads_stays_apart(function: Function) -> None:
     function = fuse(function, CUDA).function
     assert any(isinstance(n.op, RowQueryAttention) for n in function.nodes)
-    assert join_projections(function).parts == {}
+    assert join_projections(function).derived == {}
 
 
 def test_biases_are_joined_as_matrices_are() -> None:
     function = fuse(attending(q_flat=biased, k_flat=biased, v_flat=biased), CUDA).function
     joined = join_projections(function)
-    assert list(joined.parts) == ["mix.qkv.weight", "mix.qkv.bias"]
+    assert list(joined.derived) == ["mix.qkv.weight", "mix.qkv.bias"]
     verify(joined.function)
     (made,) = (n for n in joined.function.nodes if n.name == "mix.qkv")
     assert [param.shape for param in made.params] == [(96, 32), (96,)]

@@ -265,7 +265,7 @@ def test_a_changed_width_of_the_stream_is_refused() -> None:
 def test_parameters_that_the_op_does_not_own_are_refused(params: tuple[Param, ...]) -> None:
     x = Node(Input(STREAM, token_axis=1), (), "x")
     y = Node(Linear(8, 8), (x[0],), "up", params)
-    with pytest.raises(GraphError, match=r"^F.up holds .*, its op owns \[\(\(8, 8\), 'matrix'\)\]$"):
+    with pytest.raises(GraphError, match=r"^F.up holds .*, its op owns \[\(\(8, 8\), 'float'\)\]$"):
         verify(Function("F", (x,), (("out", y[0]),)))
 
 

@@ -106,8 +106,8 @@ def test_sinks_are_in_the_kernel_whatever_it_is_fed(target: Target) -> None:
     kernels = [n for n in onnx.load_from_string(graph).graph.node if n.op_type == "GroupQueryAttention"]
     assert [len(n.input) for n in kernels] == [12, 12] and all(n.input[11] for n in kernels)
     truth = Truth(model, random_parameters(model.function, 5))
-    kernel = Onnx(graph, model.flat(target), dtype=RUN_AS[dtype], parts=model.parts(target))
-    for runner in (Oracle(model.flat(target), parts=model.parts(target)), kernel):
+    kernel = Onnx(graph, model.flat(target), dtype=RUN_AS[dtype], derived=model.derived(target))
+    for runner in (Oracle(model.flat(target), derived=model.derived(target)), kernel):
         for case in cases(40, cached=True):
             if not case.labels and not case.several_on_a_past:
                 row = compare(truth, runner, case)

@@ -19,6 +19,7 @@ from blockc import api
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
 from blockc.ir import Arrays
+from blockc.ir.derive import Join
 from blockc.language.spec import load
 from blockc.ops import Top
 from blockc.ort.ops import RowQueryAttention
@@ -175,13 +176,13 @@ def test_a_build_is_proved_in_the_form_that_is_written(tmp_path: Path, monkeypat
 def test_what_is_packed() -> None:
     for name in SPECS:
         model = compiled(load(ROOT / "specs" / f"{name}.yaml"))
-        parts = model.parts(PACKED)
+        made = model.derived(PACKED)
         attentions = [layer.keys.attention for layer in model.spec.distinct]
         normed = any(a and (a.qk_norm or a.clip) for a in attentions)  # something stands between them and the heads
-        weights = [path for path in parts if path.endswith("qkv.weight")]
+        weights = [path for path in made if path.endswith("qkv.weight")]
         assert len(weights) == (0 if normed or name in ("block-4x4", "stablelm-3b") else model.spec.top.depth), name
         if weights:
-            assert parts[weights[0]] == tuple(f"layers.0.attention.{x}.weight" for x in "qkv")
+            assert made[weights[0]] == Join(tuple(f"layers.0.attention.{x}.weight" for x in "qkv"))
 
 
 def test_rows_are_padded_on_the_right_where_attention_goes_by_their_lengths() -> None:

@@ -91,14 +91,13 @@ def build(
         raise folder.FolderError("the folder to build into has an empty name: say . for the one you are in")
     place = Path(out) if out else Path("generated") / model.spec.name
     folder.refuse_place(place, None if weights is None else Path(weights))
-    if target.provider == "cuda":
-        _refuse_far(model.spec.top.context)
     if why := model.refuses(target):
         raise folder.FolderError(why)
     planned = None if weights is None else _planned(model, Path(weights), mode, target, adapters)
     if planned is not None and planned.mode == "pack" and target.provider is not None:
         target = replace(target, packed=True)
-        planned = replace(planned, joined=model.parts(target))
+    if planned is not None:
+        planned = replace(planned, made=model.made(target))
     output = folder.prepared(model, place, planned, proof, wanted, force)
     proved = prove(twin(model), targets=targets_of(target), progress=progress) if proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
@@ -112,13 +111,6 @@ def _refuse_idle(said: Mapping[str, object]) -> None:
     """What speaks of weights, where there are none."""
     if idle := [name for name, on in said.items() if on]:
         raise UsageError("speaks of weights: give them with weights=PATH", idle[0])
-
-
-def _refuse_far(context: int) -> None:
-    from blockc.ort.lowering import CUDA_CONTEXT
-
-    if context > CUDA_CONTEXT:
-        raise folder.FolderError(f"context {context}: a graph for CUDA tells positions apart up to {CUDA_CONTEXT}")
 
 
 def _not_run(target: Target) -> list[str]:

@@ -103,7 +103,7 @@ class Family:
             raise NoDesignError(
                 f"a design of {self.name}'s ratios and width {sizes.width} would be wrong: {why}"
             ) from None
-        return sum(param.size for param in parameters(function).values())
+        return sum(param.learned for param in parameters(function).values())
 
 
 def family(tree: Mapping, name: str) -> Family:

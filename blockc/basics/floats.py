@@ -1,5 +1,7 @@
 """The float types of models: one line each, from which every other list of them is made. No NumPy, so that it is light.
 
+Beside them stand the integers that a graph's own parameters may be of.
+
 A new one is a word of `Dtype` and a line of `FLOATS`; `ort/kernels.py` says which kernels take it.
 """
 
@@ -14,13 +16,19 @@ Counted = Literal[Dtype, "fp8", "int8"]  # what figures count in, too: no model 
 
 
 @dataclass(frozen=True)
-class Float:
-    """A float type, and what it is called elsewhere."""
+class Number:
+    """A type of stored numbers, and what it is called elsewhere."""
 
     bytes: int
     safetensors: str
     numpy: str  # the dtype of stored numbers, little-endian; of bits, where NumPy has no such float
     onnx: int  # TensorProto's number
+
+
+@dataclass(frozen=True)
+class Float(Number):
+    """One that a model may compute in."""
+
     onnxruntime: str  # the type of a session's input or output
     largest: float
     smallest: float  # normal: below, digits are lost
@@ -40,5 +48,19 @@ FLOATS: Mapping[Dtype, Float] = {
     "bf16": Float(2, "BF16", "<u2", 16, "tensor(bfloat16)", 3.3895313892515355e38, 1.1754943508222875e-38),
     "fp16": Float(2, "F16", "<f2", 10, "tensor(float16)", 65504.0, 6.103515625e-05),
 }
+INTEGERS: Mapping[str, Number] = {  # by the graph's own words
+    "int": Number(8, "I64", "<i8", 7),
+    "int32": Number(4, "I32", "<i4", 6),
+    "int8": Number(1, "I8", "|i1", 3),
+    "uint8": Number(1, "U8", "|u1", 2),
+    "bool": Number(1, "BOOL", "|b1", 9),
+}
+
+
+def stored_as(dtype: str, own: Dtype) -> Number:
+    """What a graph's dtype is stored as, in a model that computes in `own`."""
+    return INTEGERS[dtype] if dtype in INTEGERS else FLOATS["fp32" if dtype == "float32" else own]
+
+
 # Bytes of one number.
 BYTES: Mapping[str, int] = {word: one.bytes for word, one in FLOATS.items()} | {"fp8": 1, "int8": 1}

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 import onnx
 from google.protobuf.message import Message
 
-from blockc.basics.floats import FLOATS
+from blockc.basics.floats import FLOATS, INTEGERS
 from blockc.weights.plan import Reference
 
-_TYPES = {one.safetensors: one.onnx for one in FLOATS.values()} | {"F64": onnx.TensorProto.DOUBLE}
+_NUMBERS = (*FLOATS.values(), *INTEGERS.values())
+_TYPES = {one.safetensors: one.onnx for one in _NUMBERS} | {"F64": onnx.TensorProto.DOUBLE}
 
 
 def external(references: Mapping[str, Reference]) -> dict[str, onnx.TensorProto]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -57,10 +57,11 @@ def emit(
     """The model of an inlined function, in one float type.
 
     Without weights its parameters are graph inputs after the runtime ones; with them they are initialisers, in memory
-    or in a file beside the model; one of another float type is cast where it enters. `metadata` goes into the file, so
-    it holds neither paths nor dates. `swaps` are lowerings of another dialect, in place of an op's own.
+    or in a file beside the model; one of another type than the graph has it in is cast where it enters. `metadata` goes
+    into the file, so it holds neither paths nor dates. `swaps` are lowerings of another dialect, in place of an op's
+    own.
     """
-    emitter = _Emitter(function, weights, floats.FLOATS[dtype].onnx, swaps or {})
+    emitter = _Emitter(function, weights, dtype, swaps or {})
     builder, outputs = emitter.builder, emitter.outputs()
     graph = helper.make_graph(
         [n.proto() for n in builder.nodes],
@@ -86,9 +87,9 @@ def serialised(model: onnx.ModelProto) -> bytes:
 
 
 def in_memory(weights: Mapping[str, Array], dtype: floats.Dtype = "fp32") -> dict[str, TensorProto]:
-    """Arrays as initialisers that are written into the model itself."""
+    """Arrays as initialisers that are written into the model itself, floats in one type, integers as they are."""
     as_numpy = helper.tensor_dtype_to_np_dtype(floats.FLOATS[dtype].onnx)
-    return {path: _tensor(array.astype(as_numpy), path) for path, array in weights.items()}
+    return {path: _tensor(a.astype(as_numpy) if a.dtype.kind == "f" else a, path) for path, a in weights.items()}
 
 
 def _tensor(array: Array, name: str) -> TensorProto:
@@ -218,19 +219,13 @@ class _Emitter:
         self,
         function: Function,
         weights: Mapping[str, TensorProto] | None,
-        real: int,
+        dtype: floats.Dtype,
         swaps: Mapping[type[Op], Swap],
     ) -> None:
         self.swaps = swaps
         self.function = function
-        self.builder = _Builder(real)
-        self.types: dict[Dtype, int] = {
-            "float": real,
-            "float32": TensorProto.FLOAT,
-            "int": TensorProto.INT64,
-            "int32": TensorProto.INT32,
-            "bool": TensorProto.BOOL,
-        }
+        self.builder = _Builder(floats.FLOATS[dtype].onnx)
+        self.types: dict[Dtype, int] = {word: floats.stored_as(word, dtype).onnx for word in get_args(Dtype)}
         self.values: dict[Value, _Value] = {}
         self.inputs = [self._input(n) for n in function.inputs]
         self.params: dict[str, _Value] = {}
@@ -238,16 +233,17 @@ class _Emitter:
         self.apart: dict[str, TensorProto] = {}  # stored as the graph has them, and outside of it
         self.read: set[str] = set()
         for path, param in parameters(function).items():
-            stored = weights[path].data_type if weights is not None else real
+            own = self.types[param.dtype]
+            stored = weights[path].data_type if weights is not None else own
             value = _Value(path, stored, param.shape)
             if weights is None:
                 self.inputs.append(value)
             else:
                 self.owned.append(weights[path])
-                if stored == real and weights[path].data_location == TensorProto.EXTERNAL:
+                if stored == own and weights[path].data_location == TensorProto.EXTERNAL:
                     self.apart[path] = weights[path]
             self.builder.enter(path)
-            self.params[path] = value if stored == real else self.builder.op("Cast", value, to=real)
+            self.params[path] = value if stored == own else self.builder.op("Cast", value, to=own)
         for n in function.nodes:
             self._node(n)
 

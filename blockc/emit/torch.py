@@ -111,7 +111,7 @@ def emit(function: Function, *, name: str, summary: str, load: Loading, init: fl
         .render(
             name=name,
             summary=summary,
-            total=sum(param.size for param in parameters(function).values()),
+            total=sum(param.learned for param in parameters(function).values()),
             imports=_imports([*helpers, *load.helpers]),
             helpers=[_definition(helper) for helper in helpers],
             classes=[_class(f, helpers) for f in inner],

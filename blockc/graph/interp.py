@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from blockc.ir import Array, Function, GraphError, Type, Value, called, is_call
+from blockc.ir import Array, Function, GraphError, Param, Type, Value, called, is_call
 
 Watch = Callable[[str, Array], None]
 
@@ -59,6 +59,10 @@ def _check(name: str, type_: Type, array: Array, sizes: dict[str, int]) -> None:
         raise GraphError(f"{name}: {type_} is {wanted} here", expected=str(wanted), got=str(array.shape))
 
 
+def _owned(param: Param, array: Array) -> Array:
+    return np.asarray(array, np.float64) if param.dtype in ("float", "float32") else np.asarray(array)
+
+
 def _run(
     function: Function,
     arguments: list[Array],
@@ -74,7 +78,7 @@ def _run(
         if is_call(n):
             results = _run(called(n), inputs, params, sizes, f"{path}.", watch)
         else:
-            owned = tuple(np.asarray(params[prefix + param.name], np.float64) for param in n.params)
+            owned = tuple(_owned(param, params[prefix + param.name]) for param in n.params)
             results = list(n.op.numpy(tuple(inputs), owned))
         for i, (array, type_) in enumerate(zip(results, n.types, strict=True)):
             _check(path, type_, array, sizes)

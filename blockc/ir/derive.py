@@ -1,7 +1,205 @@
-"""Where parameters that a pass makes come from."""
+"""Where parameters that a pass makes come from: each is a function of others, which a checkpoint or a proof has.
+
+A pass names what it derives from by the parameters of the function that it takes (`Passed`). Along a recipe these
+compose, so that of the last function each parameter is one of the first's, or a term over them. Whoever wants its
+numbers says how one of the first's is read: `Derivation.of` is the only evaluator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
 
-Parts = Mapping[str, tuple[str, ...]]  # by path: the parameters whose rows it holds, one after another
+import numpy as np
+
+from blockc.ir.nodes import Function
+from blockc.ir.op import Array, expect
+from blockc.ir.types import Param
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """A parameter as a function of `sources`: paths of parameters, or derivations of them."""
+
+    sources: tuple[str | Derivation, ...]
+
+    def param(self, name: str, *sources: Param) -> Param:
+        """What it gives of such sources. Raises GraphError where they do not fit."""
+        raise NotImplementedError
+
+    def numpy(self, *sources: Array) -> Array:
+        raise NotImplementedError
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """The paths at the ends, each once."""
+        return tuple(dict.fromkeys(self._leaves()))
+
+    def _leaves(self) -> Iterator[str]:
+        for source in self.sources:
+            yield from (source,) if isinstance(source, str) else source._leaves()
+
+    def after(self, earlier: Derivations) -> Derivation:
+        """With each source that was derived itself as what it was derived from."""
+        return replace(self, sources=tuple(earlier.get(s, s) if isinstance(s, str) else s for s in self.sources))
+
+    def given(self, name: str, params: Mapping[str, Param]) -> Param:
+        """What it gives of these parameters."""
+        return self.param(name, *(params[s] if isinstance(s, str) else s.given(name, params) for s in self.sources))
+
+    def of(self, read: Callable[[str], Array]) -> Array:
+        """Its numbers, where `read` gives those of a path."""
+        return self.numpy(*(read(s) if isinstance(s, str) else s.of(read) for s in self.sources))
+
+
+Derivations = Mapping[str, Derivation]  # by path
+
+
+def with_derived(params: Mapping[str, Array], derivations: Derivations) -> dict[str, Array]:
+    """Parameters, and beside them those that are derived from them."""
+    return {**params, **{path: derivation.of(params.__getitem__) for path, derivation in derivations.items()}}
+
+
+@dataclass(frozen=True)
+class Join(Derivation):
+    """y = [x1; x2; ...] along `axis`: rows one after another."""
+
+    axis: int = 0
+
+    @property
+    def lies(self) -> tuple[str, ...]:
+        """The parameters whose bytes, one after another, are its own; none where it must be computed."""
+        paths = tuple(source for source in self.sources if isinstance(source, str))
+        return paths if self.axis == 0 and len(paths) == len(self.sources) else ()
+
+    def param(self, name: str, *sources: Param) -> Param:
+        _alike(name, self.axis, sources)
+        return _along(sources[0], name, self.axis, sum(source.shape[self.axis] for source in sources))
+
+    def numpy(self, *sources: Array) -> Array:
+        return np.concatenate(sources, self.axis)
+
+
+@dataclass(frozen=True)
+class Slice(Derivation):
+    """y = x[start:stop] along `axis`."""
+
+    start: int
+    stop: int
+    axis: int = 0
+
+    def param(self, name: str, *sources: Param) -> Param:
+        (x,) = sources
+        expect(0 <= self.start < self.stop <= x.shape[self.axis], f"{name}: a slice of {x.name}",
+               f"within {x.shape[self.axis]}", f"{self.start}:{self.stop}")  # fmt: skip
+        return _along(x, name, self.axis, self.stop - self.start)
+
+    def numpy(self, *sources: Array) -> Array:
+        return sources[0].take(range(self.start, self.stop), self.axis)
+
+
+@dataclass(frozen=True)
+class Permuted(Derivation):
+    """y[i] = x[index[i]] along `axis`, index a permutation."""
+
+    index: tuple[int, ...] = field(repr=False)
+    axis: int = 0
+
+    def param(self, name: str, *sources: Param) -> Param:
+        (x,) = sources
+        whole = sorted(self.index) == list(range(x.shape[self.axis]))
+        expect(whole, f"{name}: the index of {x.name}", f"each of {x.shape[self.axis]} rows once", "another")
+        return replace(x, name=name)
+
+    def numpy(self, *sources: Array) -> Array:
+        return sources[0].take(self.index, self.axis)
+
+
+@dataclass(frozen=True)
+class Interleaved(Derivation):
+    """y[n i + k] = xk[i] along `axis`: rows of n tensors taken in turn."""
+
+    axis: int = 0
+
+    def param(self, name: str, *sources: Param) -> Param:
+        _alike(name, self.axis, sources)
+        sizes = {source.shape[self.axis] for source in sources}
+        expect(len(sizes) == 1, f"{name}: rows of what is interleaved", "as many of each", sorted(sizes))
+        return _along(sources[0], name, self.axis, sizes.pop() * len(sources))
+
+    def numpy(self, *sources: Array) -> Array:
+        stacked = np.stack(sources, self.axis + 1)
+        return stacked.reshape(*stacked.shape[: self.axis], -1, *stacked.shape[self.axis + 2 :])
+
+
+@dataclass(frozen=True)
+class Quantised(Derivation):
+    """One of the three tensors that stand for x, rounded in blocks of `block` numbers along the last axis:
+
+        x ~ scale * (code - zero)      0 <= code, zero < 2^bits
+        scale = (max(x, 0) - min(x, 0)) / (2^bits - 1)      zero = round(-min(x, 0) / scale)
+        code = round(x / scale) + zero, clipped to the range
+
+    codes (..., blocks, block * bits / 8), scales (..., blocks) and zeros (..., ceil(blocks * bits / 8)): of 4 bits
+    two lie in a byte, the first in its low half. The last block is filled up with 0. Computed in float64.
+    """
+
+    tensor: Literal["codes", "scales", "zeros"]
+    bits: Literal[4, 8] = 4
+    block: int = 32
+
+    def param(self, name: str, *sources: Param) -> Param:
+        (x,) = sources
+        blocks, per_byte = -(-x.shape[-1] // self.block), 8 // self.bits
+        expect(self.block % per_byte == 0, f"{name}: a block", f"a multiple of {per_byte}", self.block)
+        last = {"codes": (blocks, self.block // per_byte), "scales": (blocks,), "zeros": (-(-blocks // per_byte),)}
+        shape = (*x.shape[:-1], *last[self.tensor])
+        dtype = x.dtype if self.tensor == "scales" else "uint8"
+        return replace(x, name=name, shape=shape, dtype=dtype, buffer=x.buffer or dtype == "uint8")
+
+    def numpy(self, *sources: Array) -> Array:
+        x = np.asarray(sources[0], np.float64)
+        fill = -x.shape[-1] % self.block
+        x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, fill)]).reshape(*x.shape[:-1], -1, self.block)
+        top = 2**self.bits - 1
+        low = np.minimum(x.min(-1), 0)
+        scales = (np.maximum(x.max(-1), 0) - low) / top
+        scales[scales == 0] = 1
+        zeros = np.round(-low / scales)
+        if self.tensor == "scales":
+            return scales
+        codes = zeros if self.tensor == "zeros" else np.clip(np.round(x / scales[..., None]) + zeros[..., None], 0, top)
+        return codes.astype(np.uint8) if self.bits == 8 else _halved(codes.astype(np.uint8))
+
+
+def _halved(codes: Array) -> Array:
+    """Two numbers of 4 bits a byte, the first in its low half."""
+    codes = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def _alike(name: str, axis: int, sources: tuple[Param, ...]) -> None:
+    others = {(s.dtype, s.buffer, s.shape[:axis], s.shape[axis + 1 :]) for s in sources}
+    shapes = " and ".join(str(s.shape) for s in sources)
+    expect(len(others) == 1, f"{name}: what it is made of", f"alike but along axis {axis}", shapes)
+
+
+def _along(param: Param, name: str, axis: int, size: int) -> Param:
+    return replace(param, name=name, shape=(*param.shape[:axis], size, *param.shape[axis + 1 :]))
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a pass gives: a function, and for each parameter that it has made, what it is derived from."""
+
+    function: Function
+    derived: Derivations = field(default_factory=dict[str, Derivation])
+
+
+class Pass(Protocol):
+    """Function to function. Hashable, so that recipes that begin alike are run as far once."""
+
+    def __call__(self, function: Function, /) -> Passed: ...
+
+    def __hash__(self) -> int: ...

@@ -85,7 +85,7 @@ def _inferred(op: Op, types: tuple[Type, ...]) -> tuple[Type, ...]:
 
 def node(op: Op, *inputs: Value, name: str, params: Sequence[Param] | None = None, place: Place | None = None) -> Node:
     """A node whose parameters are its own (name.weight, ...) unless others are given, which ties it to them."""
-    own = tuple(Param(f"{name}.{p.name}", p.shape, p.role, p.neutral) for p in op.params())
+    own = tuple(replace(p, name=f"{name}.{p.name}") for p in op.params())
     return Node(op, inputs, name, own if params is None else tuple(params), place)
 
 

@@ -9,7 +9,7 @@ from blockc.basics.errors import BlockcError
 from blockc.ir.dims import Dim, dim
 from blockc.source import Place
 
-Dtype = Literal["float", "float32", "int", "int32", "bool"]
+Dtype = Literal["float", "float32", "int", "int32", "int8", "uint8", "bool"]
 
 
 class GraphError(BlockcError):
@@ -22,7 +22,7 @@ class GraphError(BlockcError):
 
 @dataclass(frozen=True)
 class Type:
-    """What a value is: dtype (float is the model's own, int is int64, float32 and int32 themselves), symbolic shape."""
+    """What a value is: dtype (float is the model's own, int is int64, the others themselves), symbolic shape."""
 
     dtype: Dtype
     shape: tuple[Dim, ...]
@@ -40,12 +40,17 @@ def tensor(dtype: Dtype, *shape: Dim | int) -> Type:
 
 @dataclass(frozen=True)
 class Param:
-    """One learned tensor, named relative to the function that holds it. Sharing a Param is tying."""
+    """One tensor that a node owns, named relative to the function that holds it. Sharing a Param is tying.
+
+    A `buffer` is not learned: it is held and stored like the others, and no parameter count has it.
+    """
 
     name: str
     shape: tuple[int, ...]
     role: Literal["matrix", "table", "gain", "bias"]
     neutral: float = 0.0  # where an untrained model starts: 1 for a gain, 0 for a bias or for the gain of (1 + w)
+    dtype: Dtype = "float"
+    buffer: bool = False
 
     @property
     def size(self) -> int:
@@ -53,3 +58,8 @@ class Param:
         for extent in self.shape:
             total *= extent
         return total
+
+    @property
+    def learned(self) -> int:
+        """How many of its numbers count as parameters."""
+        return 0 if self.buffer else self.size

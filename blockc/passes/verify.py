@@ -49,11 +49,9 @@ def _params(function: Function) -> None:
     """Each node holds what its op owns, and one name means one tensor."""
     held: dict[str, object] = {}
     for n in function.nodes:
-        owed = [(p.shape, p.role) for p in n.op.params()]
-        if [p.shape for p in n.params] != [shape for shape, _ in owed]:
-            raise GraphError(
-                f"{function.name}.{n.name} holds {[p.shape for p in n.params]}, its op owns {owed}", n.place
-            )
+        holds, owns = ([(p.shape, p.dtype) for p in params] for params in (n.params, n.op.params()))
+        if holds != owns:
+            raise GraphError(f"{function.name}.{n.name} holds {holds}, its op owns {owns}", n.place)
         for param in n.params:
             if held.setdefault(param.name, param) != param:
                 raise GraphError(f"{function.name}: the parameter {param.name} has two shapes", n.place)

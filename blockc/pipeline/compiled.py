@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import blockc
-from blockc.basics.floats import FLOATS, Dtype
+from blockc.basics.floats import Dtype
 from blockc.diagnostics.graph import GRAPH
 from blockc.diagnostics.words import OUT_OF_RANGE
 from blockc.graph.build import build
 from blockc.graph.contract import Contract, contract
 from blockc.graph.target import Target
-from blockc.ir import Array, Function, GraphError, Node, Param, Sides, functions, inline, parameters, render
-from blockc.ir.derive import Parts
+from blockc.ir import Array, Function, GraphError, Node, Param, Sides, functions, parameters, render
+from blockc.ir.derive import Derivations, Pass, Passed, with_derived
 from blockc.language.algebra import Decoder, elaborate, term_faults
 from blockc.language.parts.numbers import LARGEST_INT
 from blockc.language.spec import Spec, SpecFaults, from_tree, resolved_text
 from blockc.ort.fuse import Unfused, fuse
-from blockc.ort.join import Joined, join_projections
-from blockc.passes import (
-    last_token,
-    top,
-    verify,
-    with_buffer,
-    with_cache,
-)
+from blockc.passes import verify, with_cache
+from blockc.pipeline.recipes import FLAT, passed, recipe
 from blockc.source import Finding, SpecError, finding, key_place
 from blockc.source import Mapping as Keys
 
@@ -60,53 +52,41 @@ class Compiled:
     @cached_property
     def graph(self) -> Function:
         """The flat form that ONNX is, logits of every token."""
-        return verified(inline(self.served))
+        return self._run(FLAT).function
 
     def flat(self, target: Target) -> Function:
         """The flat function that an ONNX graph is lowered from."""
-        if target not in self._flats:
-            self._flats[target] = self._made(target)
-        return self._flats[target]
+        return self.made(target).function
+
+    def derived(self, target: Target) -> Derivations:
+        """What those parameters of the target's function are made from that are not the model's own."""
+        return self.made(target).derived
+
+    def made(self, target: Target) -> Passed:
+        """What the target's recipe makes of the served function."""
+        return self._run(recipe(target))
+
+    def _run(self, steps: tuple[Pass, ...]) -> Passed:
+        """Each step once, in however many recipes it stands behind the same others."""
+        if not steps:
+            return Passed(self.served)
+        if steps not in self._known:
+            self._known[steps] = passed(self._run(steps[:-1]), steps[-1])
+        return self._known[steps]
 
     @cached_property
-    def _flats(self) -> dict[Target, Function]:
-        return {PORTABLE: self.graph}
-
-    def parts(self, target: Target) -> Parts:
-        """The parameters whose rows a joined one of the target's function holds."""
-        return self._joined(target).parts if target.packed else {}
-
-    def _joined(self, target: Target) -> Joined:
-        return join_projections(self.flat(replace(target, packed=False)))
-
-    def _made(self, target: Target) -> Function:
-        if target.packed:
-            return verified(self._joined(target).function)
-        if target.cache == "buffer":
-            return verified(with_buffer(self.flat(replace(target, cache="joined"))))
-        if isinstance(target.logits, int):
-            return verified(top(self.flat(replace(target, logits="last")), target.logits))
-        if target.logits == "last":
-            return verified(last_token(self.flat(replace(target, logits="all"))))
-        return self.graph if target.provider is None else verified(fuse(self.graph, target).function)
+    def _known(self) -> dict[tuple[Pass, ...], Passed]:
+        return {}
 
     def unfused(self, target: Target) -> tuple[Unfused, ...]:
         """What a provider's graph leaves as it is, and why."""
         return () if target.provider is None else fuse(self.graph, target).unfused
 
-    def refuses(self, target: Target) -> str:
-        """Why there is no graph of a target, or nothing."""
-        from blockc.emit.onnx import lost
-        from blockc.ort.lowering import NO_DYNAMIC, swaps
+    def refuses(self, target: Target, copied: bool | None = None) -> str:
+        """Why there is no graph of a target, or nothing. `copied`: whether its weights are, where it has any."""
+        from blockc.pipeline.refusal import refusal
 
-        if target.provider == "cuda" and any(side.grows for side in self.sides):
-            return NO_DYNAMIC
-        for n, number in lost(self.flat(target), target.dtype, swaps(target)):
-            at = f"{n.place.file}:{n.place.line}: " if n.place else ""
-            holding = " or ".join(word for word, one in FLOATS.items() if one.holds(number))
-            hint = f": build in {holding}" if holding else ""
-            return f"{at}{n.name}: {target.dtype} does not hold {abs(number):g}{hint}"
-        return ""
+        return refusal(self, target, copied)
 
     def contract(self, target: Target) -> Contract:
         """How a target's graph is fed, and what comes of it."""
@@ -125,7 +105,7 @@ class Compiled:
 
     @property
     def parameters(self) -> int:
-        return sum(param.size for param in parameters(self.function).values())
+        return sum(param.learned for param in parameters(self.function).values())
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -184,7 +164,7 @@ class Compiled:
         from blockc.emit.onnx import in_memory
 
         if weights is not None:
-            weights = with_joined(weights, self.parts(target))
+            weights = with_derived(weights, self.derived(target))
         tensors = None if weights is None else in_memory(weights, dtype or target.dtype)
         return self.lowered(target, tensors, dtype)
 
@@ -194,11 +174,6 @@ class Compiled:
         from blockc.ort.lowering import swaps
 
         return serialised(emit(self.flat(target), self.metadata, tensors, dtype or target.dtype, swaps(target)))
-
-
-def with_joined(params: Mapping[str, Array], parts: Parts) -> dict[str, Array]:
-    """Parameters, and beside them those that hold the rows of several."""
-    return {**params, **{path: np.concatenate([params[part] for part in held]) for path, held in parts.items()}}
 
 
 def compiled_tree(tree: Keys) -> Compiled:

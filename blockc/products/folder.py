@@ -362,14 +362,13 @@ def _references(
     weights, target = manifest.weights, manifest.target
     assert weights is not None
     if weights.mode == "pack":
-        shapes = {path: param.shape for path, param in parameters(model.function).items()}
-        parts = model.parts(target)
-        laid = packed_references(shapes, target.dtype, parts)
-        found, linked = laid | joined_references(laid, parts), set[str]()
+        made = model.made(target)
+        placed_ = packed_references(parameters(model.function), target.dtype, made)
+        found, linked = placed_ | joined_references(placed_, made), set[str]()
     else:
         checkpoint = linked_checkpoint(folder, [source.name for source in weights.sources])
         planned = make_plan(model.function, checkpoint, model.spec.top.checkpoint, "link", target.dtype)
-        planned = replace(planned, copied=placed(onnx, DATA))
+        planned = replace(planned, made=model.made(target), copied=placed(onnx, DATA))
         found, linked = planned.references, {planned.sources[path].name for path in planned.linked}
     end = max((r.offset + r.length for r in found.values() if r.location == DATA), default=0)
     unlike = ["data"] if end != (weights.data.size if weights.data else 0) else []

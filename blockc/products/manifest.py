@@ -17,7 +17,6 @@ from blockc.basics.errors import BlockcError, CheckpointError
 from blockc.basics.jsonfile import FileError, json_object, typed, written
 from blockc.graph.contract import Contract
 from blockc.graph.target import Target
-from blockc.ir import GraphError
 from blockc.pipeline.compiled import Compiled
 from blockc.products.registry import PRODUCTS
 from blockc.weights.companions import COMPANIONS
@@ -196,14 +195,10 @@ def read(folder: Path) -> Manifest:
 
 def misstated(manifest: Manifest, model: Compiled) -> tuple[str, ...]:
     """The statements that are not what the spec gives now, by key."""
-    target = manifest.target
-    by_copy = manifest.weights is not None and manifest.weights.mode == "pack" and target.provider is not None
-    try:
-        if model.refuses(target) or (target.packed and not by_copy):
-            return ("target",)
-        wanted = stated(model, target)
-    except GraphError:  # such as more logits than the vocabulary has tokens
+    target, weights = manifest.target, manifest.weights
+    if model.refuses(target, copied=weights is not None and weights.mode == "pack"):
         return ("target",)
+    wanted = stated(model, target)
     return tuple(key for key, value in wanted.items() if getattr(manifest, key) != value)
 
 

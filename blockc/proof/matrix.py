@@ -202,7 +202,7 @@ def _of_target(
     if target.cache == "buffer" and not twin.contract(PORTABLE).held:
         return
     if target.provider is not None or target.cache == "buffer" or target.top:
-        yield lambda: Oracle(twin.flat(target), f"oracle{_words(target)}", parts=twin.parts(target))
+        yield lambda: Oracle(twin.flat(target), f"oracle{_words(target)}", derived=twin.derived(target))
     if "onnxruntime" in missing or target.dtype not in RUN_AS:
         return
     for logits in (target.logits,) if target.top else ("all", "last"):
@@ -217,7 +217,7 @@ def _onnx(twin: Compiled, target: Target, model: bytes | None = None, dtype: Dty
     """onnxruntime on the graph that is given, or that is emitted now: in the target's type or in this one."""
     real = dtype or target.dtype
     graph = twin.onnx(target, dtype=real) if model is None else model
-    return Onnx(graph, twin.flat(target), f"onnxruntime{_words(target)}", RUN_AS[real], twin.parts(target))
+    return Onnx(graph, twin.flat(target), f"onnxruntime{_words(target)}", RUN_AS[real], twin.derived(target))
 
 
 def _words(target: Target) -> str:

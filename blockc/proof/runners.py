@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from blockc.basics.floats import INTEGERS
 from blockc.graph import interp
 from blockc.graph.contract import Contract, contract
-from blockc.ir import Array, Function
-from blockc.ir.derive import Parts
-from blockc.pipeline.compiled import with_joined
+from blockc.ir import Array, Function, parameters
+from blockc.ir.derive import Derivation, Derivations, with_derived
 from blockc.proof.cases import Case
 from blockc.proof.feeding import chunked, feeds
 
@@ -53,7 +53,7 @@ class Oracle:
     function: Function
     name: str = "oracle"
     dtype: str = "float64"
-    parts: Parts = field(default_factory=dict[str, tuple[str, ...]])  # of parameters that the function has joined
+    derived: Derivations = field(default_factory=dict[str, Derivation])  # of parameters that the function's passes made
 
     @property
     def contract(self) -> Contract:
@@ -61,7 +61,7 @@ class Oracle:
 
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
         values: list[Values] = []
-        params = with_joined(params, self.parts)
+        params = with_derived(params, self.derived)
 
         def call(inputs: dict[str, Array]) -> dict[str, Array]:
             seen: Values = {}
@@ -96,12 +96,13 @@ class Torch:
         import torch
 
         model = self.module.Model()
-        own = dict(model.named_parameters())
+        buffers, kept = dict(model.named_buffers()), model.state_dict().keys()
+        own = dict(model.named_parameters()) | {name: buffers[name] for name in buffers if name in kept}
         if {n: tuple(p.shape) for n, p in own.items()} != {n: a.shape for n, a in params.items()}:
             raise ValueError("model.py does not have the parameters of its spec")
         with torch.no_grad():
             for name, parameter in own.items():
-                parameter.copy_(torch.from_numpy(np.asarray(params[name], np.float32)))
+                parameter.copy_(torch.from_numpy(np.asarray(params[name])))
         return model.eval()
 
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
@@ -167,9 +168,9 @@ class Onnx:
         function: Function,
         name: str = "onnxruntime",
         dtype: str = "float32",
-        parts: Parts | None = None,
+        derived: Derivations | None = None,
     ) -> None:
-        self.bytes, self.function, self.name, self.dtype, self.parts = model, function, name, dtype, parts or {}
+        self.bytes, self.function, self.name, self.dtype, self.derived = model, function, name, dtype, derived or {}
         self.contract = contract(function)
 
     @cached_property
@@ -180,8 +181,13 @@ class Onnx:
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
         session = _session(_exposed(self.bytes)) if trace else self.session
         wanted = {i.name for i in session.get_inputs()}
-        given = with_joined(params, self.parts)
-        fixed = {name: np.asarray(a, self.dtype) for name, a in given.items() if name in wanted}
+        given, held = with_derived(params, self.derived), parameters(self.function)
+        kinds = {"float": self.dtype} | {word: np.dtype(one.numpy).name for word, one in INTEGERS.items()}
+        fixed = {
+            name: np.asarray(given[name], kinds.get(param.dtype, param.dtype))
+            for name, param in held.items()
+            if name in wanted
+        }
         names = [o.name for o in session.get_outputs()]
         values: list[Values] = []
 

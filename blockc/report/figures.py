@@ -57,7 +57,7 @@ class Flops:
 def count(graph: Graph) -> Parameters:
     kinds = {kind: layer_sizes(layer) for kind, layer in graph.layers.items()}
     before, after = _around_layers(graph.root)
-    own = sum(param.size for param in graph.root.own_params)
+    own = sum(param.learned for param in graph.root.own_params)
     everything = own + sum(kinds[kind].total for kind in graph.kinds)
     norms = {n.name for n in graph.root.nodes if is_norm(n)}
     final_norm = sum(size for name, size in after.items() if name in norms)
@@ -83,7 +83,7 @@ def layer_sizes(layer: Function) -> LayerSizes:
     mixers = {_part(n) for n in nodes if holds_scores(n)}
     sizes: Counter[str] = Counter()
     for param, owner in {param: n for n in nodes for param in n.params}.items():
-        sizes[_share(owner, param, mixers)] += param.size
+        sizes[_share(owner, param, mixers)] += param.learned
     matrices = sizes["attention"] + sizes["mlp"]
     return LayerSizes(sizes["attention"], sizes["mlp"], matrices, sizes["norms"], sizes["biases"], sizes.total())
 

@@ -163,7 +163,7 @@ def same(values: Iterable[int]) -> int | None:
 
 
 def total(params: tuple[Param, ...]) -> int:
-    return sum(param.size for param in params)
+    return sum(param.learned for param in params)
 
 
 @dataclass(frozen=True)

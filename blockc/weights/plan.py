@@ -2,6 +2,9 @@
 
 link    the model points into the safetensors file; where the layout joins, turns or permutes, the tensor is packed
 pack    every tensor is streamed through the layout into model.onnx.data, each from a page's start, in one float type
+
+Of what a pass has derived, a join of rows is its sources' bytes, which are laid side by side. All else is computed when
+it is written, in either mode, and what only it is made from is not written.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -21,10 +24,10 @@ from typing import BinaryIO, Literal
 import numpy as np
 
 from blockc.basics.errors import CheckpointError, listed
-from blockc.basics.floats import FLOATS, Dtype
+from blockc.basics.floats import FLOATS, INTEGERS, Dtype, stored_as
 from blockc.basics.progress import Progress, silent
-from blockc.ir import Array, Function, parameters
-from blockc.ir.derive import Parts
+from blockc.ir import Array, Function, Param, parameters
+from blockc.ir.derive import Derivations, Join, Passed
 from blockc.layouts import Item, Layout, layout
 from blockc.weights.adapter import Adapter, Delta, deltas
 from blockc.weights.checkpoint import Checkpoint, Tensor
@@ -73,35 +76,40 @@ class Source:
             own = parted(self.rule, self.tensor.read())[self.part]
             yield sum((delta.read() for delta in self.added), own.astype(np.float32) if self.added else own)
 
+    def read(self) -> Array:
+        return np.concatenate([piece.reshape(-1) for piece in self.pieces()]).reshape(self.rule.shapes[self.part])
+
 
 @dataclass(frozen=True)
 class Plan:
-    """Where every parameter comes from, by path, in the order of the function."""
+    """Where every parameter comes from, by path, in the order of the function; `made` is the graph that has them."""
 
+    params: Mapping[str, Param]  # the model's own
     sources: Mapping[str, Source]
     checkpoint: Checkpoint
     mode: Mode
     dtype: Dtype
+    made: Passed
     notes: tuple[str, ...] = ()
-    joined: Parts = field(default_factory=dict[str, tuple[str, ...]])  # one parameter of the graph: the rows of these
     copied: frozenset[str] = frozenset()  # what is packed although it could be linked
 
     @cached_property
     def linked(self) -> Mapping[str, Stored]:
         if self.mode == "pack":
             return {}
-        sources = {path: source.linkable for path, source in self.sources.items() if path not in self.copied}
+        apart = {*self.copied, *_unread(self.made), *(part for parts in _laid(self.made).values() for part in parts)}
+        sources = {path: source.linkable for path, source in self.sources.items() if path not in apart}
         return {path: stored for path, stored in sources.items() if stored is not None}
 
     @cached_property
     def packed(self) -> Mapping[str, Reference]:
-        shapes = {path: s.rule.shapes[s.part] for path, s in self.sources.items() if path not in self.linked}
-        return packed_references(shapes, self.dtype, self.joined)
+        packed = {path: param for path, param in self.params.items() if path not in self.linked}
+        return packed_references(packed, self.dtype, self.made)
 
     @property
     def references(self) -> dict[str, Reference]:
         into = {path: Reference(s.path.name, s.offset, s.length, s.word, s.shape) for path, s in self.linked.items()}
-        return into | dict(self.packed) | joined_references(self.packed, self.joined)
+        return into | dict(self.packed) | joined_references(self.packed, self.made)
 
     @property
     def links(self) -> tuple[FileFacts, ...]:
@@ -109,29 +117,56 @@ class Plan:
         return self.checkpoint.files if self.mode == "link" else ()
 
 
-def packed_references(shapes: Mapping[str, Shape], dtype: Dtype, joined: Parts) -> dict[str, Reference]:
-    """One after another in the data file, each from a page's start; the parts of a joined one close together."""
-    leads = {parts[0]: parts for parts in joined.values()}
-    inner = {path for parts in joined.values() for path in parts[1:]}
-    made: dict[str, Reference] = {}
+def packed_references(params: Mapping[str, Param], dtype: Dtype, made: Passed) -> dict[str, Reference]:
+    """One after another in the data file, each from a page's start; the parts of a joined one close together.
+
+    `params` are those of the model's own that are packed, as far as anyone reads them; what is computed comes behind.
+    """
+    held, laid, unread = parameters(made.function), _laid(made), _unread(made)
+    leads = {parts[0]: parts for parts in laid.values()}
+    inner = {path for parts in laid.values() for path in parts[1:]}
+    runs = [leads.get(path, (path,)) for path in params if path not in inner and path not in unread]
+    sizes = {**params, **{path: held[path] for path in made.derived}}
+    placed: dict[str, Reference] = {}
     end = 0
-    for first in (path for path in shapes if path not in inner):
-        for path in leads.get(first, (first,)):
-            length = math.prod(shapes[path]) * FLOATS[dtype].bytes
-            made[path] = Reference(DATA, end, length, FLOATS[dtype].safetensors, shapes[path])
+    for run in (*runs, *((path,) for path in made.derived if path not in laid)):
+        for path in run:
+            shape, number = sizes[path].shape, stored_as(sizes[path].dtype, dtype)
+            length = math.prod(shape) * number.bytes
+            placed[path] = Reference(DATA, end, length, number.safetensors, shape)
             end += length
         end += -end % PAGE
-    return made
+    return placed
 
 
-def joined_references(made: Mapping[str, Reference], joined: Parts) -> dict[str, Reference]:
+def joined_references(placed: Mapping[str, Reference], made: Passed) -> dict[str, Reference]:
     """Each joined parameter as the bytes of its parts, which follow one another."""
     into: dict[str, Reference] = {}
-    for path, parts in joined.items():
-        first, rows = made[parts[0]], sum(made[part].shape[0] for part in parts)
-        length = sum(made[part].length for part in parts)
+    for path, parts in _laid(made).items():
+        first, rows = placed[parts[0]], sum(placed[part].shape[0] for part in parts)
+        length = sum(placed[part].length for part in parts)
         into[path] = Reference(first.location, first.offset, length, first.word, (rows, *first.shape[1:]))
     return into
+
+
+def _laid(made: Passed) -> dict[str, tuple[str, ...]]:
+    """The parts of each joined parameter, of which none is laid beside others already."""
+    found: dict[str, tuple[str, ...]] = {}
+    for path, derivation in made.derived.items():
+        parts = derivation.lies if isinstance(derivation, Join) else ()
+        taken = {part for each in found.values() for part in each}
+        if parts and taken.isdisjoint(parts) and len(set(parts)) == len(parts):
+            found[path] = parts
+    return found
+
+
+def _unread(made: Passed) -> set[str]:
+    """The model's own parameters that are read for what is computed of them alone."""
+    laid = _laid(made)
+    computed: Derivations = {path: each for path, each in made.derived.items() if path not in laid}
+    kept = {path for path in parameters(made.function) if path not in made.derived}
+    kept.update(part for parts in laid.values() for part in parts)
+    return {leaf for each in computed.values() for leaf in each.leaves if leaf not in kept}
 
 
 def plan(
@@ -164,14 +199,15 @@ def plan(
     if faults := [*checkpoint.unlike(function, context), *match.faults, *unlike]:
         raise misfit(faults)
     added = _added(function, family, adapters)
-    sources = {path: _adapted(found[path], added.get(path, ())) for path in parameters(function)}
+    params = parameters(function)
+    sources = {path: _adapted(found[path], added.get(path, ())) for path in params}
     notes = [*checkpoint.notes, *_without(match.dropped, checkpoint)]
     notes += [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
     if mode != "pack" and not checkpoint.files:
         mode, notes = "pack", [*notes, "encoded weights cannot be linked: packed"]
     if mode is None and (stranger := _stranger(sources.values(), dtype)):
         mode, notes = "pack", [*notes, f"the checkpoint is in {stranger}, and the model computes in {dtype}: packed"]
-    return Plan(sources, checkpoint, mode or "link", dtype, tuple(notes))
+    return Plan(params, sources, checkpoint, mode or "link", dtype, Passed(function), tuple(notes))
 
 
 def _without(dropped: Mapping[str, str], checkpoint: Checkpoint) -> list[str]:
@@ -191,7 +227,7 @@ def _stranger(sources: Iterable[Source], dtype: Dtype) -> str:
     """The float type of most bytes that can be linked, where it is not the model's; else nothing."""
     sizes: Counter[str] = Counter()
     for source in sources:
-        if stored := source.linkable:
+        if (stored := source.linkable) and source.rule.dtype == "float":
             sizes[stored.word] += stored.length
     own = FLOATS[dtype].safetensors
     ((most, _),) = sizes.most_common(1) or [(own, 0)]
@@ -264,9 +300,9 @@ class Written:
 def write(plan: Plan, path: Path, digests: dict[str, str] | None = None, progress: Progress = silent) -> Written | None:
     """Reads every parameter once: what is packed goes to the data file at `path`, None where nothing is.
 
-    Never more than one tensor and its parts are in memory, of plain ones a few pieces. What is linked is read too;
-    `digests`, if given, gets the sha256 of each linked tensor's bytes by its name in the checkpoint. Raises
-    CheckpointError naming all tensors that hold NaN or Inf, or more than the float type can.
+    Never more than one tensor and its parts, or what it is computed from, is in memory, of plain ones a few pieces.
+    What is linked is read too; `digests`, if given, gets the sha256 of each linked tensor's bytes by its name in the
+    checkpoint. Raises CheckpointError naming all tensors that hold NaN or Inf, or more than the float type can.
     """
     bad: dict[str, str] = {}
     with ThreadPoolExecutor(READERS) as readers:
@@ -274,7 +310,8 @@ def write(plan: Plan, path: Path, digests: dict[str, str] | None = None, progres
         for count, (param, (peak, digest)) in enumerate(zip(plan.linked, looked, strict=True)):
             progress("reading weights", count, len(plan.linked))
             name = plan.sources[param].name
-            _check(name, peak, plan.dtype, bad)
+            if plan.sources[param].rule.dtype not in INTEGERS:
+                _check(name, peak, plan.dtype, bad)
             if digests is not None:
                 digests[name] = digest
     written = _write_packed(plan, path, bad, progress) if plan.packed else None
@@ -299,11 +336,34 @@ def _write_packed(plan: Plan, path: Path, bad: dict[str, str], progress: Progres
         whole = max(reference.offset + reference.length for reference in plan.packed.values())
         for param, reference in plan.packed.items():
             data.put(bytes(reference.offset - data.end))
-            for piece in _pieces(plan.sources[param], plan.dtype):
-                _check(plan.sources[param].name, largest(piece), plan.dtype, bad)
-                data.put(narrowed(piece, plan.dtype).reshape(-1).view(np.uint8).data)
+            if param in plan.made.derived:
+                name, dtype = param, parameters(plan.made.function)[param].dtype
+                pieces = iter([plan.made.derived[param].of(partial(_read, plan.sources, bad=bad))])
+            else:
+                name, dtype = plan.sources[param].name, plan.params[param].dtype
+                pieces = _pieces(plan.sources[param], plan.dtype)
+            for piece in pieces:
+                if dtype not in INTEGERS:
+                    _check(name, largest(piece), plan.dtype, bad)
+                data.put(_stored(piece, dtype, plan.dtype).reshape(-1).view(np.uint8).data)
                 progress("packing weights", data.end, whole)
     return Written(data.end, data.digest.hexdigest())
+
+
+def _read(sources: Mapping[str, Source], path: str, bad: dict[str, str]) -> Array:
+    """What something is computed from, in whatever float type it comes."""
+    source = sources[path]
+    whole = source.read()
+    if source.rule.dtype not in INTEGERS:
+        _check(source.name, largest(whole), "fp32", bad)
+    return whole
+
+
+def _stored(piece: Array, dtype: str, own: Dtype) -> Array:
+    """Numbers of a graph's dtype as they are stored in a model of the float type `own`."""
+    if dtype in INTEGERS:
+        return np.ascontiguousarray(piece, INTEGERS[dtype].numpy)
+    return narrowed(piece, "fp32" if dtype == "float32" else own)
 
 
 def _pieces(source: Source, dtype: Dtype) -> Iterator[Array]:

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from blockc.basics.errors import CheckpointError, listed, shown
-from blockc.ir import Array, Function, Param, called, functions, layers, parameters
+from blockc.basics.floats import INTEGERS
+from blockc.ir import Array, Dtype, Function, Param, called, functions, layers, parameters
 from blockc.layouts import Item, Layout, LayoutError
 from blockc.layouts.wrapper import Spelling, wrapper
 from blockc.ops import Attention, Rotary, RotaryInterleaved
@@ -72,6 +73,7 @@ class Rule:
     shapes: tuple[Shape, ...]  # of the targets
     permuted: int = 0  # heads whose rows the file has interleaved, where rope turns halves
     plus: float = 0.0  # what the file has added to a gain
+    dtype: Dtype = "float"
 
     @property
     def joined(self) -> Shape:
@@ -221,13 +223,15 @@ def rules(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Rules
         for i in p.layers or (0,):
             targets = tuple(target.format(i=i) for target in p.targets)
             shapes = tuple(params[target].shape for target in targets)
-            made.append(Rule(p.name.format(i=i), targets, p.groups, p.axis, p.transpose, shapes, p.permuted, p.plus))
+            dtype = params[targets[0]].dtype
+            name = p.name.format(i=i)
+            made.append(Rule(name, targets, p.groups, p.axis, p.transpose, shapes, p.permuted, p.plus, dtype))
     return Rules(tuple(made), held)
 
 
 def pack(rules: Rules, params: Mapping[str, Array]) -> dict[str, Array]:
     """Parameters by path to the file's tensors by name: the inverse of `unpack`."""
-    wanted = {target: shape for rule in rules for target, shape in zip(rule.targets, rule.shapes, strict=True)}
+    wanted = {to: (shape, rule.dtype) for rule in rules for to, shape in zip(rule.targets, rule.shapes, strict=True)}
     if faults := [*_misfits(wanted, params), *_extra(name for name in params if name not in wanted)]:
         raise CheckpointError("\n  ".join(["the parameters do not fit the layout:", *listed(faults)]))
     return {rule.name: _joined(rule, [params[target] for target in rule.targets]) for rule in rules}
@@ -303,10 +307,10 @@ def matched(rules: Rules, tensors: Mapping[str, Shaped]) -> Matched:
     spelled = max(held.spellings, key=lambda spelled: sum(spelled(rule.name) in tensors for rule in rules))
     tied = {spelled(name): target for name, target in held.tied.items()}
     named = _under_tied_names({spelled(rule.name): rule for rule in rules}, tied, tensors)
-    shapes = {name: rule.shape for name, rule in named.items()}
+    wanted = {name: (rule.shape, rule.dtype) for name, rule in named.items()}
     left = list(_left(tensors, {*named, *tied}, held, spelled))
     dropped = wrapper().dropped(left) if spelled.wrapped else {}
-    faults = [*_misfits(shapes, tensors), *_extra(name for name in left if name not in dropped)]
+    faults = [*_misfits(wanted, tensors), *_extra(name for name in left if name not in dropped)]
     ties = {name: target for name, target in tied.items() if name in tensors and name not in named}
     return Matched(named, ties, tuple(faults), dropped)
 
@@ -356,12 +360,16 @@ def _left(tensors: Iterable[str], known: set[str], held: Patterns, spelling: Spe
     return (name for name in tensors if name not in known and not ignored.fullmatch(name))
 
 
-def _misfits(wanted: Mapping[str, Shape], got: Mapping[str, Shaped]) -> Iterator[str]:
-    for name, shape in wanted.items():
+def _misfits(wanted: Mapping[str, tuple[Shape, str]], got: Mapping[str, Shaped]) -> Iterator[str]:
+    """Floats of any type are cast; integers are what they are."""
+    for name, (shape, dtype) in wanted.items():
         if name not in got:
             yield f"missing: {name} {shape}"
         elif got[name].shape != shape:
             yield f"misshapen: {name} is {got[name].shape}, expected {shape}"
+        elif dtype in INTEGERS:
+            if got[name].dtype != np.dtype(INTEGERS[dtype].numpy):
+                yield f"misshapen: {name} holds {got[name].dtype}, expected {dtype}"
         elif got[name].dtype.kind != "f":
             yield f"misshapen: {name} holds {got[name].dtype}, expected floating-point numbers"
 
@@ -380,7 +388,14 @@ def random_parameters(function: Function, seed: int) -> dict[str, Array]:
 
 
 def _random(param: Param, seed: int) -> Array:
-    normal = np.random.RandomState(seed & 0xFFFFFFFF).standard_normal(param.shape)
+    """Of integers any that their type has."""
+    generator = np.random.RandomState(seed & 0xFFFFFFFF)
+    if param.dtype == "bool":
+        return generator.randint(2, size=param.shape).astype(bool)
+    if param.dtype in INTEGERS:
+        kind: Any = np.iinfo(INTEGERS[param.dtype].numpy)
+        return generator.randint(kind.min, int(kind.max) + 1, param.shape, kind.dtype)
+    normal = generator.standard_normal(param.shape)
     if param.role in ("matrix", "table"):
         drawn = normal / math.sqrt(param.shape[-1])
     else:

@@ -1,0 +1,41 @@
+"""refusal: why a model has no graph of a target. What makes no sense of any model, `Target` itself refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockc.basics.floats import FLOATS
+from blockc.graph.target import Target
+from blockc.ir import GraphError
+
+if TYPE_CHECKING:
+    from blockc.pipeline.compiled import Compiled
+
+
+def refusal(model: Compiled, target: Target, copied: bool | None = None) -> str:
+    """The first reason, or nothing. `copied`: whether weights are copied beside the model; None: that is not known."""
+    from blockc.ort.lowering import CUDA_CONTEXT, NO_DYNAMIC
+
+    if target.provider == "cuda" and model.spec.top.context > CUDA_CONTEXT:
+        return f"context {model.spec.top.context}: a graph for CUDA tells positions apart up to {CUDA_CONTEXT}"
+    if target.provider == "cuda" and any(side.grows for side in model.sides):
+        return NO_DYNAMIC
+    if target.packed and (copied is False or target.provider is None):
+        return "packed speaks of weights that are copied, and of a provider's attention"
+    try:
+        return _lost(model, target)
+    except GraphError as error:  # of a pass that does not take this model
+        return str(error)
+
+
+def _lost(model: Compiled, target: Target) -> str:
+    """The first number that the target's float type does not hold, where it stands, and which types do."""
+    from blockc.emit.onnx import lost
+    from blockc.ort.lowering import swaps
+
+    for n, number in lost(model.flat(target), target.dtype, swaps(target)):
+        at = f"{n.place.file}:{n.place.line}: " if n.place else ""
+        holding = " or ".join(word for word, one in FLOATS.items() if one.holds(number))
+        hint = f": build in {holding}" if holding else ""
+        return f"{at}{n.name}: {target.dtype} does not hold {abs(number):g}{hint}"
+    return ""
