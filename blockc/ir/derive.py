@@ -7,7 +7,7 @@ numbers says how one of the first's is read: `Derivation.of` is the only evaluat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -30,6 +30,19 @@ class Derivation:
 
     def numpy(self, *sources: Array) -> Array:
         raise NotImplementedError
+
+    def back(self, held: Array, *sources: Array) -> tuple[Array, ...]:
+        """Sources of which it gives `held`; what it takes no notice of stays as it is in these."""
+        raise NotImplementedError
+
+    def rounded(self, *sources: Array) -> tuple[Array, ...]:
+        """The sources as its numbers stand for them: the very same, unless it loses some."""
+        return sources
+
+    @property
+    def loses(self) -> bool:
+        """Whether it, or what it is made from, stands for other numbers than its sources have."""
+        return any(source.loses for source in self.sources if not isinstance(source, str))
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -61,6 +74,36 @@ def with_derived(params: Mapping[str, Array], derivations: Derivations) -> dict[
     return {**params, **{path: derivation.of(params.__getitem__) for path, derivation in derivations.items()}}
 
 
+def as_held(params: Mapping[str, Array], derivations: Iterable[Derivation]) -> dict[str, Array]:
+    """Parameters as these derivations stand for them: those that a graph which rounds is to be compared on."""
+    held = dict(params)
+    for each in derivations:
+        _round(each, params, held)
+    return held
+
+
+def _round(derivation: Derivation, params: Mapping[str, Array], held: dict[str, Array]) -> None:
+    values = tuple(_value(source, params) for source in derivation.sources)
+    for source, value, rounded in zip(derivation.sources, values, derivation.rounded(*values), strict=True):
+        if not isinstance(source, str):
+            _round(source, params, held)
+        if rounded is not value:
+            _put(source, rounded, held)
+
+
+def _put(source: str | Derivation, value: Array, held: dict[str, Array]) -> None:
+    if isinstance(source, str):
+        held[source] = value
+        return
+    now = (_value(inner, held) for inner in source.sources)
+    for inner, part in zip(source.sources, source.back(value, *now), strict=True):
+        _put(inner, part, held)
+
+
+def _value(source: str | Derivation, params: Mapping[str, Array]) -> Array:
+    return params[source] if isinstance(source, str) else source.of(params.__getitem__)
+
+
 @dataclass(frozen=True)
 class Join(Derivation):
     """y = [x1; x2; ...] along `axis`: rows one after another."""
@@ -80,6 +123,10 @@ class Join(Derivation):
     def numpy(self, *sources: Array) -> Array:
         return np.concatenate(sources, self.axis)
 
+    def back(self, held: Array, *sources: Array) -> tuple[Array, ...]:
+        ends = np.cumsum([source.shape[self.axis] for source in sources])
+        return tuple(np.split(held, ends[:-1], self.axis))
+
 
 @dataclass(frozen=True)
 class Slice(Derivation):
@@ -98,6 +145,11 @@ class Slice(Derivation):
     def numpy(self, *sources: Array) -> Array:
         return sources[0].take(range(self.start, self.stop), self.axis)
 
+    def back(self, held: Array, *sources: Array) -> tuple[Array, ...]:
+        whole = sources[0].copy()
+        whole.swapaxes(0, self.axis)[self.start : self.stop] = held.swapaxes(0, self.axis)
+        return (whole,)
+
 
 @dataclass(frozen=True)
 class Permuted(Derivation):
@@ -115,6 +167,9 @@ class Permuted(Derivation):
     def numpy(self, *sources: Array) -> Array:
         return sources[0].take(self.index, self.axis)
 
+    def back(self, held: Array, *sources: Array) -> tuple[Array, ...]:
+        return (held.take(np.argsort(self.index), self.axis),)
+
 
 @dataclass(frozen=True)
 class Interleaved(Derivation):
@@ -131,6 +186,10 @@ class Interleaved(Derivation):
     def numpy(self, *sources: Array) -> Array:
         stacked = np.stack(sources, self.axis + 1)
         return stacked.reshape(*stacked.shape[: self.axis], -1, *stacked.shape[self.axis + 2 :])
+
+    def back(self, held: Array, *sources: Array) -> tuple[Array, ...]:
+        turns = range(len(sources))
+        return tuple(held.take(range(k, held.shape[self.axis], len(sources)), self.axis) for k in turns)
 
 
 @dataclass(frozen=True)
@@ -159,18 +218,32 @@ class Quantised(Derivation):
         return replace(x, name=name, shape=shape, dtype=dtype, buffer=x.buffer or dtype == "uint8")
 
     def numpy(self, *sources: Array) -> Array:
-        x = np.asarray(sources[0], np.float64)
-        fill = -x.shape[-1] % self.block
-        x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, fill)]).reshape(*x.shape[:-1], -1, self.block)
-        top = 2**self.bits - 1
+        codes, scales, zeros = self._tensors(sources[0])
+        if self.tensor == "scales":
+            return scales
+        with np.errstate(invalid="ignore"):  # what is not finite is refused where it is read
+            whole = (codes if self.tensor == "codes" else zeros).astype(np.uint8)
+        return whole if self.bits == 8 else _halved(whole)
+
+    def rounded(self, *sources: Array) -> tuple[Array, ...]:
+        codes, scales, zeros = self._tensors(sources[0])
+        x = (scales[..., None] * (codes - zeros[..., None])).reshape(*scales.shape[:-1], -1)
+        return (x[..., : sources[0].shape[-1]],)
+
+    @property
+    def loses(self) -> bool:
+        return True
+
+    def _tensors(self, x: Array) -> tuple[Array, Array, Array]:
+        """Codes (..., blocks, block), scales and zeros (..., blocks)."""
+        fill, top = -x.shape[-1] % self.block, 2**self.bits - 1
+        x = np.pad(np.asarray(x, np.float64), [(0, 0)] * (x.ndim - 1) + [(0, fill)])
+        x = x.reshape(*x.shape[:-1], -1, self.block)
         low = np.minimum(x.min(-1), 0)
         scales = (np.maximum(x.max(-1), 0) - low) / top
         scales[scales == 0] = 1
         zeros = np.round(-low / scales)
-        if self.tensor == "scales":
-            return scales
-        codes = zeros if self.tensor == "zeros" else np.clip(np.round(x / scales[..., None]) + zeros[..., None], 0, top)
-        return codes.astype(np.uint8) if self.bits == 8 else _halved(codes.astype(np.uint8))
+        return np.clip(np.round(x / scales[..., None]) + zeros[..., None], 0, top), scales, zeros
 
 
 def _halved(codes: Array) -> Array:

@@ -17,6 +17,7 @@ from blockc.basics.floats import Dtype
 from blockc.basics.progress import Progress, silent
 from blockc.graph.target import Target
 from blockc.ir import Array
+from blockc.ir.derive import Derivation, as_held
 from blockc.ort.kernels import COMPUTES
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.proof.cases import Case, cases
@@ -201,7 +202,7 @@ def _of_target(
     """A target's function by the oracle, if it is not the served one, and its graphs in onnxruntime."""
     if target.cache == "buffer" and not twin.contract(PORTABLE).held:
         return
-    if target.provider is not None or target.cache == "buffer" or target.top:
+    if twin.flat(target) is not twin.graph:
         yield lambda: Oracle(twin.flat(target), f"oracle{_words(target)}", derived=twin.derived(target))
     if "onnxruntime" in missing or target.dtype not in RUN_AS:
         return
@@ -257,26 +258,38 @@ def _cases(twin: Compiled, inapplicable: dict[str, str], only: Collection[str] |
     return chosen
 
 
+Rounding = tuple[Derivation, ...]  # those of a graph's parameters that stand for other numbers than were given
+
+
 class Truth:
     """The oracle's logits of sequences by themselves, whole, without cache or padding; each computed once."""
 
     def __init__(self, twin: Compiled, params: Params) -> None:
-        half = {name: array.astype(np.float16).astype(np.float64) for name, array in params.items()}
+        floats = {name: array for name, array in params.items() if array.dtype.kind == "f"}
+        half = {**params, **{name: a.astype(np.float16).astype(np.float64) for name, a in floats.items()}}
         self.params: dict[str, Params] = {"float64": params, "float32": params, "float16": half}
         self.whole = Oracle(twin.function)
-        self.known: dict[tuple[str, bytes, int], Array] = {}
+        self.known: dict[tuple[str, Rounding, bytes, int], Array] = {}
+        self.held: dict[tuple[str, Rounding], Params] = {}
 
-    def alone(self, row: Array, dtype: str, first: int = 0) -> Array:
-        key = ("float16" if dtype == "float16" else "float64", row.tobytes(), first)
+    def alone(self, row: Array, dtype: str, first: int = 0, rounding: Rounding = ()) -> Array:
+        key = ("float16" if dtype == "float16" else "float64", rounding, row.tobytes(), first)
         if key not in self.known:
             case = Case("alone", (row,), (0,), (len(row),), first=first)
-            self.known[key] = self.whole.run(case, self.params[dtype]).logits[0]
+            self.known[key] = self.whole.run(case, self.rounded(dtype, rounding)).logits[0]
         return self.known[key]
+
+    def rounded(self, dtype: str, rounding: Rounding) -> Params:
+        """The parameters as a graph that rounds has them."""
+        if (dtype, rounding) not in self.held:
+            self.held[dtype, rounding] = as_held(self.params[dtype], rounding)
+        return self.held[dtype, rounding]
 
 
 def compare(oracle: Truth, runner: Runner, case: Case) -> Row:
     dtype, params = runner.dtype, oracle.params[runner.dtype]
-    truth = [oracle.alone(row, dtype, case.first) for row in case.rows]
+    rounding = tuple(each for each in runner.derived.values() if each.loses)
+    truth = [oracle.alone(row, dtype, case.first, rounding) for row in case.rows]
     try:
         answer = runner.run(case, params)
     except Exception as error:  # what was emitted may be anything by now: that it fails is a finding, not a crash
@@ -293,7 +306,8 @@ def compare(oracle: Truth, runner: Runner, case: Case) -> Row:
         / spread
     )
     if case.labels and answer.loss is not None:
-        error = max(error, abs(answer.loss - (oracle.whole.run(case, params).loss or 0.0)) / spread)
+        loss = oracle.whole.run(case, oracle.rounded(dtype, rounding)).loss or 0.0
+        error = max(error, abs(answer.loss - loss) / spread)
     agreement = float(np.mean(np.concatenate([w.argmax(-1) == g.argmax(-1) for w, g in zip(wanted, got, strict=True)])))
     row = Row(runner.name, case.name, dtype, error, agreement, TOLERANCE[dtype])
     if row.holds:
@@ -326,7 +340,8 @@ def filled(wanted: Array, got: Array) -> Array:
 
 def first_difference(runner: Runner, case: Case, params: Params) -> str:
     """The first node, in the order of computation, whose value is not the oracle's on the same call."""
-    truth, answer = Oracle(runner.function).run(case, params, trace=True), _traced(runner, case, params)
+    truth = Oracle(runner.function, derived=runner.derived).run(case, params, trace=True)
+    answer = _traced(runner, case, params)
     for wanted, got in zip(truth.values, answer.values, strict=False):
         for name, value in wanted.items():
             found = _value(got, name)

@@ -39,6 +39,7 @@ class Runner(Protocol):
     name: str
     dtype: str
     function: Function
+    derived: Derivations  # of parameters that the function's passes made
 
     @property
     def contract(self) -> Contract: ...
@@ -53,7 +54,7 @@ class Oracle:
     function: Function
     name: str = "oracle"
     dtype: str = "float64"
-    derived: Derivations = field(default_factory=dict[str, Derivation])  # of parameters that the function's passes made
+    derived: Derivations = field(default_factory=dict[str, Derivation])
 
     @property
     def contract(self) -> Contract:
@@ -89,6 +90,7 @@ class Torch:
 
     def __init__(self, path: Path, function: Function) -> None:
         self.function, self.contract = function, contract(function)
+        self.derived: Derivations = {}
         self.module = load_module(path)
 
     def model(self, params: Params) -> Any:
