@@ -347,7 +347,7 @@ def test_recipes_that_begin_alike_are_run_as_far_once(also: Callable[..., None])
 
 
 def initialisers(folder: Path) -> dict[str, Array]:
-    """Every initialiser that lies in a file beside the model, as onnx itself reads it: it takes no links, so of a copy."""
+    """Every initialiser that lies in a file beside the model, as onnx reads it, which takes no links: of a copy."""
     shutil.copytree(folder, folder.parent / "copy")
     path = folder.parent / "copy" / "model.onnx"
     stored = onnx.load(path, load_external_data=False).graph.initializer

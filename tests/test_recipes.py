@@ -18,8 +18,8 @@ from tests.checkpoints import save
 
 ROOT = Path(__file__).parent.parent
 RECIPES = (
-    "A new architecture", "A new op", "A new part", "A new key of an old part", "A new checkpoint layout",
-    "The import of a model type",
+    "A new architecture", "A new op", "A new part", "A new key of an old part", "A pass that makes parameters",
+    "A new checkpoint layout", "The import of a model type",
 )  # fmt: skip
 
 STEP = re.compile(
@@ -147,6 +147,14 @@ def test_a_new_key_of_an_old_part(project: Project) -> None:
     }
     project.run("blockc build specs/example-scaled.yaml --no-verify --out out")
     assert "\n  bias: []\n  scale: 0.01\n" in (project.root / "out" / "spec.resolved.yaml").read_text()
+
+
+def test_a_pass_that_makes_parameters(project: Project) -> None:
+    before = project.texts()
+    (tested,) = map(project.run, project.follow(recipe("A pass that makes parameters")))
+    assert "1 passed" in tested
+    touched = [path for path, text in project.texts().items() if before.get(path) != text]
+    assert touched == ["graph/target.py", "passes/turned.py", "pipeline/recipes.py"]
 
 
 def test_a_new_checkpoint_layout(project: Project) -> None:

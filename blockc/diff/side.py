@@ -54,7 +54,7 @@ class Side:
     def plain(self) -> dict[str, Rule]:
         """The same under the names of the parameters."""
         held = parameters(self.function).items()
-        return {path: Rule(path, (path,), 1, 0, False, (param.shape,)) for path, param in held}
+        return {path: Rule(path, (path,), 1, 0, False, (param.shape,), dtype=param.dtype) for path, param in held}
 
     @cached_property
     def ports(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ A new pass is a line of `STEPS`: which passes stand there for a target, if any.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from blockc.graph.target import Target
 from blockc.ir import Function, GraphError, Param, inline, parameters
@@ -29,7 +29,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Fuse:
-    """A provider's own operators. Of the target it reads what these go by."""
+    """A provider's own operators, by the target's float type and its padding."""
 
     target: Target
 
@@ -38,7 +38,8 @@ class Fuse:
 
 
 def _fused(target: Target) -> tuple[Pass, ...]:
-    return () if target.provider is None else (Fuse(replace(target, logits="all", packed=False)),)
+    own = Target(target.provider, target.dtype, padding=target.padding)
+    return () if target.provider is None else (Fuse(own),)
 
 
 def _last(target: Target) -> tuple[Pass, ...]:

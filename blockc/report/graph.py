@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from blockc.basics.floats import stored_as
 from blockc.ir import Function, Node, Param, Type, Value, called, inline, is_call, layers, product, transform
 from blockc.ops import Alibi, LayerNorm, RmsNorm, Visible, VisibleBothWays
 from blockc.passes import with_cache
@@ -174,5 +175,5 @@ class Bytes:
     sizes: Mapping[str, int]
 
     def __call__(self, type_: Type) -> int:
-        each = {"float": self.number, "float32": 4, "int": 8, "int32": 4, "bool": 1}[type_.dtype]
+        each = self.number if type_.dtype == "float" else stored_as(type_.dtype, "fp32").bytes
         return product(type_.shape).at(self.sizes) * each
