@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from blockc import api
 from blockc.basics.errors import CheckpointError
+from blockc.emit import loading
 from blockc.emit.external import external
 from blockc.graph.target import Target
 from blockc.ir import (
@@ -47,13 +48,15 @@ from blockc.ir.derive import (
     as_held,
     with_derived,
 )
+from blockc.layouts import Item, layout
 from blockc.ops import Linear
 from blockc.pipeline import recipes
 from blockc.pipeline.compiled import Compiled
 from blockc.proof import prove
+from blockc.proof.runners import load_module
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.plan import DATA, link, plan, write
-from blockc.weights.rules import random_parameters, unpack
+from blockc.weights.rules import group_sizes, pack, random_parameters, rules, unpack
 from tests.checkpoints import rules_of, save, tensors, twin
 
 PARAMS: dict[str, NDArray[np.float64]] = {
@@ -436,7 +439,7 @@ class Whiten(Op):
         return TokenAxes((1,), (1,))
 
 
-def whitened() -> Compiled:
+def whitened(name: str = "block-4x4") -> Compiled:
     """A twin with numbers that are not learned before its head."""
 
     def rule(n: Node, inputs: tuple[Value, ...]) -> Node | None:
@@ -446,7 +449,7 @@ def whitened() -> Compiled:
         assert width is not None
         return n.remade(inputs=(node(Whiten(width), inputs[0], name="whiten")[0],))
 
-    model = twin("block-4x4")
+    model = twin(name)
     return replace(model, function=transform(model.function, rule))
 
 
@@ -463,6 +466,32 @@ def test_what_is_not_learned_is_a_buffer_of_its_own_type_everywhere(tmp_path: Pa
     proof = prove(model)
     assert proof.complete
     assert len(proof.rows) == len(prove(twin("block-4x4")).rows)
+
+
+@pytest.mark.parametrize("name", ["block-4x4", "llama3-8b", "pythia-410m"])
+def test_model_py_loads_what_is_not_learned_too(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under its own name or that of a layout, with its prefix; and misses it where the file does not have it."""
+    path, model = tmp_path / "model.safetensors", whitened(name)
+    family = model.spec.top.checkpoint
+    params = random_parameters(model.function, 3)
+    given, buffers = params, {f"whiten.{each.name}": f"whiten.{each.name}" for each in Whiten(1).params()}
+    if family is not None:
+        prefix = next(iter(layout(family).prefixes), "")
+        buffers = {f"{prefix}{name}": name for name in buffers}
+        items = tuple(Item(name, (to,)) for name, to in buffers.items())
+        wider = replace(layout(family), items=(*layout(family).items, *items))
+        monkeypatch.setattr(loading, "layout", lambda _: wider)
+        given = pack(rules(wider, model.function, group_sizes(model.function)), params)
+    (tmp_path / "model.py").write_text(model.model_py())
+    own = load_module(tmp_path / "model.py").Model
+    words = {next(name for name in buffers if name.endswith("tracked")): "I64"}
+    loaded = own.load(save(path, given, words=words)).state_dict()
+    for name, array in params.items():
+        wanted = array if array.dtype.kind == "i" else array.astype(np.float32)
+        np.testing.assert_array_equal(loaded[name].numpy(), wanted)
+    missing = next(name for name in buffers if name.endswith("var"))
+    with pytest.raises(KeyError, match=f"missing.*{missing}"):
+        own.load(save(path, {name: array for name, array in given.items() if name != missing}, words=words))
 
 
 @pytest.mark.parametrize("mode", ["pack", "link"])

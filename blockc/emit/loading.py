@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from blockc.ir import Function, is_call
+from blockc.ir import Function, is_call, parameters
 from blockc.layouts import layout
 from blockc.weights.rules import Pattern, Patterns, group_sizes, patterns
 
@@ -23,6 +23,7 @@ class Loading:
     ignored: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     layers: int = 1
+    buffers: tuple[Pattern, ...] = ()  # what is held and not learned
 
     @property
     def single(self) -> tuple[Pattern, ...]:
@@ -35,7 +36,8 @@ class Loading:
     @property
     def unprefixed(self) -> tuple[str, ...]:
         """The names that never bear the prefix."""
-        return tuple(n for n in (*(p.name for p in self.names), *self.tied) if not n.startswith(self.prefixes))
+        names = (pattern.name for pattern in (*self.names, *self.buffers))
+        return tuple(name for name in (*names, *self.tied) if not name.startswith(self.prefixes))
 
 
 _COPYING = ("check_names", "fitting")
@@ -43,13 +45,15 @@ _COPYING = ("check_names", "fitting")
 
 def loading(checkpoint: str | None, function: Function) -> Loading:
     """For the layout named `checkpoint`. Raises LayoutError where that does not fit the function's parameters."""
-    common = ("open_tensors",)
+    kept = {path for path, param in parameters(function).items() if param.buffer}
+    common = ("open_tensors", *(["take_buffers"] if kept else []))
     if checkpoint is None:
         return Loading(
             "torch/load_own.j2",
             "torch/no_table.j2",
             (*common, *_COPYING, "copy_own"),
             "under the names of its parameters",
+            buffers=tuple(Pattern(path, (path,), 1, 0, False, ()) for path in sorted(kept)),
         )
     depth = sum(is_call(n) for n in function.nodes)
     held = patterns(layout(checkpoint), function, group_sizes(function))
@@ -58,16 +62,19 @@ def loading(checkpoint: str | None, function: Function) -> Loading:
     word = "packed" if packed else "renamed"
     naming = (*(["with_prefix"] if prefixes else []), *(["without_ignored"] if held.ignored else []))
     helpers = (*common, *naming, *_COPYING, f"copy_{word}")
+    rows = tuple(_rows(held, depth))
+    buffers = tuple(row for row in rows if {to.format(i=(row.layers or (0,))[0]) for to in row.targets} <= kept)
     return Loading(
         f"torch/load_{word}.j2",
         f"torch/table_{word}.j2",
         helpers,
         f"in the layout of {checkpoint}",
-        tuple(_rows(held, depth)),
+        tuple(row for row in rows if row not in buffers),
         dict(held.tied),
         tuple(held.ignored),
         prefixes,
         depth,
+        buffers,
     )
 
 
