@@ -231,6 +231,19 @@ def test_a_target_is_read_back_or_refused() -> None:
             target_of(wrong)
 
 
+def test_what_a_model_has_no_graph_of_is_said_in_one_place() -> None:
+    """Whoever asks, be it a build or what reads its manifest."""
+    causal = api.compile(ROOT / "specs" / "gpt2.yaml")
+    both = api.compile(ROOT / "specs" / "gpt2.yaml", ("attention.causal=false",))
+    assert not both.function.causal
+    assert both.refuses(BUFFER) == "a model that remembers nothing has no cache to hold in a buffer"
+    far = api.compile(ROOT / "specs" / "gpt2.yaml", ("context=1048577",))
+    assert far.refuses(CUDA).startswith("context 1048577") and not far.refuses(Target("cpu"))
+    for packed, copied in ((PACKED, False), (Target(packed=True), True)):
+        assert causal.refuses(packed, copied).startswith("packed speaks of weights that are copied")
+    assert not causal.refuses(PACKED, True) and not causal.refuses(BUFFER) and not causal.refuses(CUDA, False)
+
+
 def test_a_graph_for_cuda_says_what_it_is_and_is_not(tmp_path: Path) -> None:
     """It was built and not run; and a context beyond what its tables tell apart is refused."""
     model = api.compile(ROOT / "specs" / "smollm2-135m.yaml")

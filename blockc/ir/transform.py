@@ -26,9 +26,10 @@ def transform(function: Function, rule: Rule, inputs: Mapping[Node, Node] | None
 def transformed(function: Function, rule: Rule, new: dict[Value, Value]) -> tuple[Value, ...]:
     """What the outputs have become. `new` has a value for each input, and gets one for every other value."""
     for n in function.nodes:
-        operands = tuple(new[value] for value in n.inputs)
+        operands = tuple([new[value] for value in n.inputs])
         made = rule(n, operands)
-        made = n.remade(inputs=operands) if made is None else made
-        values = tuple(made[i] for i in range(len(n.types))) if isinstance(made, Node) else made
-        new.update(zip((n[i] for i in range(len(n.types))), values, strict=True))
+        if made is None:
+            made = n.remade(inputs=operands)
+        for i in range(len(n.types)):
+            new[n[i]] = made[i]
     return tuple(new[value] for _, value in function.outputs)
