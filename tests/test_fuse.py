@@ -124,7 +124,7 @@ def test_what_every_layer_shares_is_made_once() -> None:
 def test_every_unfused_op_has_its_reason() -> None:
     for name in SPECS:
         model = full(name)
-        unfused = model.unfused(CPU)
+        unfused = model.left(CPU)
         listed = {left.node for left in unfused}
         for n in model.flat(CPU).nodes:
             if isinstance(n.op, Attention) or n.op.name in ("rms_norm", "layer_norm"):
@@ -132,11 +132,11 @@ def test_every_unfused_op_has_its_reason() -> None:
         assert all(left.reason for left in unfused)
         stood = {n.name: n.op.name for n in model.flat(CPU).nodes}
         assert {stood[node] for node in listed} <= {"attention", "rms_norm", "layer_norm"}, name
-    reasons = {left.node: left.reason for left in full("pythia-410m").unfused(CPU)}
+    reasons = {left.node: left.reason for left in full("pythia-410m").left(CPU)}
     assert reasons["layers.3.mlp_norm"] == "another norm of the same sum has the kernel"
-    reasons = {left.node: left.reason for left in full("block-4x4").unfused(CPU)}
+    reasons = {left.node: left.reason for left in full("block-4x4").left(CPU)}
     assert reasons["layers.0.attention.mixed"] == "head_dim 4 is no multiple of 8"
-    unfused = full("gpt2").unfused(Target("cpu", "fp16"))
+    unfused = full("gpt2").left(Target("cpu", "fp16"))
     assert {left.node for left in unfused} == {f"layers.{i}.mlp.activated" for i in range(12)}
     assert {left.reason for left in unfused} == {"onnxruntime has no FastGelu in fp16 on cpu"}
 
@@ -172,9 +172,7 @@ head: {tied: true}
 def test_attention_is_fused_where_it_is_legal(head_dim: int, dims: int, reason: str) -> None:
     text = BASE.replace("HEAD", str(head_dim)).replace("DIMS", str(dims))
     model = compiled(from_tree(parse(text, "small.yaml")))
-    assert [left.reason for left in model.unfused(CPU) if left.node.endswith("mixed")] == (
-        [reason] * 2 if reason else []
-    )
+    assert [left.reason for left in model.left(CPU) if left.node.endswith("mixed")] == ([reason] * 2 if reason else [])
     assert any(isinstance(n.op, GroupQueryAttention) for n in model.flat(CPU).nodes) == (not reason)
     verify(model.flat(CPU))
     result = prove(model)
@@ -187,13 +185,13 @@ def test_alibi_is_the_bias_of_the_kernel() -> None:
     fused = [n for n in model.flat(CPU).nodes if isinstance(n.op, GroupQueryAttention)]
     assert len(fused) == len(model.decoder.layers)
     assert {n.inputs[3 if n.op.packed else 5].node.op.name for n in fused} == {"alibi"}
-    left = {left.reason for left in model.unfused(CUDA) if left.node.endswith("mixed")}
+    left = {left.reason for left in model.left(CUDA) if left.node.endswith("mixed")}
     assert "its scores have a bias, and rows are attended by their lengths alone" in left
 
 
 def left(head_dim: int, dims: int, target: Target) -> set[str]:
     text = BASE.replace("HEAD", str(head_dim)).replace("DIMS", str(dims)).replace("depth: 2", "depth: 1")
-    unfused = compiled(from_tree(parse(text, "small.yaml"))).unfused(target)
+    unfused = compiled(from_tree(parse(text, "small.yaml"))).left(target)
     return {each.reason for each in unfused if each.node.endswith("mixed")}
 
 

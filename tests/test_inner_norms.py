@@ -154,7 +154,7 @@ def test_the_outside_logits_of_further_knobs(name: str, change: dict[str, Any]) 
 def test_attention_is_one_kernel_wherever_its_norms_stand(name: str, target: Target) -> None:
     model, nodes = twin(name), twin(name).flat(target).nodes
     attentions = [n for n in nodes if "QueryAttention" in type(n.op).__name__]
-    assert len(attentions) == 2 and not any(left.node.endswith("mixed") for left in model.unfused(target))
+    assert len(attentions) == 2 and not any(left.node.endswith("mixed") for left in model.left(target))
     behind = name == "hy-mt2-7b"
     for n in attentions:
         q = n.inputs[0].node.op

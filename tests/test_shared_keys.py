@@ -182,7 +182,7 @@ SOFT = KEYS.replace("scale: 1.0", "scale: 0.25")  # sharper scores are beyond ha
 
 
 def unfused(model: Compiled, target: Target) -> dict[str, str]:
-    return {left.node.split(".")[1]: left.reason for left in model.unfused(target) if left.node.endswith("mixed")}
+    return {left.node.split(".")[1]: left.reason for left in model.left(target) if left.node.endswith("mixed")}
 
 
 def test_values_of_both_kinds_are_fused() -> None:

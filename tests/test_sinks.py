@@ -100,7 +100,7 @@ def test_sinks_are_in_the_kernel_whatever_it_is_fed(target: Target) -> None:
     model = made(WIDE % ("sinks: true, ", "0.8"))
     names = [n.name for n in model.flat(target).nodes if isinstance(n.op, GroupQueryAttention | RowQueryAttention)]
     assert names == ["layers.0.attention.mixed", "layers.1.attention.mixed"]
-    assert not any("attention.mixed" in left.node for left in model.unfused(target))
+    assert not any("attention.mixed" in left.node for left in model.left(target))
     dtype = "fp16" if target == Target("cpu", "fp16") else "fp32"
     graph = model.onnx(target, dtype=dtype)
     kernels = [n for n in onnx.load_from_string(graph).graph.node if n.op_type == "GroupQueryAttention"]

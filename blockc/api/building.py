@@ -125,7 +125,7 @@ def _of_products(products: Sequence[Product], model: Compiled, target: Target) -
 
 def _left_unfused(model: Compiled, target: Target) -> list[str]:
     """Each reason for which an op is not fused, and how often it holds."""
-    counts = Counter(left.reason for left in model.unfused(target))
+    counts = Counter(left.reason for left in model.left(target))
     return [f"left unfused, {count} times: {reason}" for reason, count in counts.items()]
 
 

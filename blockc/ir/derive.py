@@ -263,11 +263,23 @@ def _along(param: Param, name: str, axis: int, size: int) -> Param:
 
 
 @dataclass(frozen=True)
+class Left:
+    """A node that a pass left as it was, and why."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Passed:
-    """What a pass gives: a function, and for each parameter that it has made, what it is derived from."""
+    """What a pass gives: a function, and for each parameter that it has made, what it is derived from.
+
+    `left` is what it might have made otherwise and did not, with the reason.
+    """
 
     function: Function
     derived: Derivations = field(default_factory=dict[str, Derivation])
+    left: tuple[Left, ...] = ()
 
 
 class Pass(Protocol):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from blockc.graph.contract import WHERE
 from blockc.ir import B, Function, GraphError, Input, M, Node, P, T, Type, Value, is_past
+from blockc.ir.transform import transform
 from blockc.ops import Extend, QueryPositions
 from blockc.ops.buffer import PositionsFrom, Write
 
@@ -22,19 +23,19 @@ def with_buffer(function: Function) -> Function:
     if not any(map(is_past, function.inputs)):
         raise GraphError("a model that remembers nothing has no cache to hold in a buffer")
     first = Node(Input(Type("int", (B,))), (), WHERE)
-    new: dict[Node, Node] = {n: _fixed(n) for n in function.inputs}
-    for n in function.nodes:
-        values = tuple(Value(new[v.node], v.index) for v in n.inputs)
-        if isinstance(n.op, Extend):
-            new[n] = n.remade(op=Write(n.op.axis), inputs=(*values, first[0]))
-        elif isinstance(n.op, QueryPositions):
-            new[n] = n.remade(op=PositionsFrom(), inputs=(*values, first[0]))
-        else:
-            new[n] = n.remade(inputs=values)
-    plain = [new[n] for n in function.inputs if not is_past(n)]
-    pasts = [new[n] for n in function.inputs if is_past(n)]
-    outputs = tuple((name, Value(new[v.node], v.index)) for name, v in function.outputs)
-    return replace(function, inputs=(*plain, first, *pasts), outputs=outputs)
+
+    def rule(n: Node, inputs: tuple[Value, ...]) -> Node | None:
+        match n.op:
+            case Extend(axis):
+                return n.remade(op=Write(axis), inputs=(*inputs, first[0]))
+            case QueryPositions():
+                return n.remade(op=PositionsFrom(), inputs=(*inputs, first[0]))
+            case _:
+                return None
+
+    made = transform(function, rule, {n: _fixed(n) for n in function.inputs})
+    plain, pasts = ([n for n in made.inputs if is_past(n) is past] for past in (False, True))
+    return replace(made, inputs=(*plain, first, *pasts))
 
 
 def _fixed(n: Node) -> Node:

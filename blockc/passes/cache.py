@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from blockc.graph.contract import past_name, present_name
 from blockc.ir import Call, Carried, Function, GraphError, Grows, Input, Node, P, T, Type, Value, apply, called, is_call
+from blockc.ir.transform import transform, transformed
 from blockc.ops import Extend
 
 
@@ -43,24 +44,12 @@ def with_cache(root: Function) -> Function:
     outputs = cached.outputs[: len(root.outputs)] + tuple(
         (present_name(number[id(h)], h.name), cached.outputs[h.present][1]) for h in held
     )
-    return _rename(replace(cached, outputs=outputs), renamed)
+    return transform(replace(cached, outputs=outputs), lambda n, inputs: None, renamed)
 
 
 def _grown(n: Node) -> Type:
     assert isinstance(n.op, Input)
     return n.op.type if n.op.grows is None else n.op.type.with_axis(n.op.grows, T)
-
-
-def _rename(function: Function, renamed: dict[Node, Node]) -> Function:
-    new: dict[Node, Node] = dict(renamed)
-
-    def moved(value: Value) -> Value:
-        return Value(new.get(value.node, value.node), value.index)
-
-    for n in function.nodes:
-        new[n] = n.remade(inputs=tuple(moved(value) for value in n.inputs))
-    inputs = tuple(new.get(n, n) for n in function.inputs)
-    return replace(function, inputs=inputs, outputs=tuple((name, moved(value)) for name, value in function.outputs))
 
 
 class _Cache:
@@ -96,10 +85,7 @@ class _Rewrite:
         self.extended: dict[Value, Value] = {}
 
     def result(self) -> tuple[Function, tuple[_Held, ...]]:
-        for n in self.old.nodes:
-            inputs = tuple(self.new[value] for value in n.inputs)
-            made = self.call(n, inputs) if is_call(n) else self.stateful(n, inputs)
-            self.new.update({n[i]: made[i] for i in range(len(n.types))})
+        transformed(self.old, lambda n, inputs: (self.call if is_call(n) else self.stateful)(n, inputs), self.new)
         outputs = [(name, self.extended.get(value, self.new[value])) for name, value in self.old.outputs]
         held: list[_Held] = []
         names, at = {name for name, _ in outputs}, {value: i for i, (_, value) in reversed([*enumerate(outputs)])}

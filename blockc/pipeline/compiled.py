@@ -16,11 +16,10 @@ from blockc.graph.build import build
 from blockc.graph.contract import Contract, contract
 from blockc.graph.target import Target
 from blockc.ir import Array, Function, GraphError, Node, Param, Sides, functions, parameters, render
-from blockc.ir.derive import Derivations, Pass, Passed, with_derived
+from blockc.ir.derive import Derivations, Left, Pass, Passed, with_derived
 from blockc.language.algebra import Decoder, elaborate, term_faults
 from blockc.language.parts.numbers import LARGEST_INT
 from blockc.language.spec import Spec, SpecFaults, from_tree, resolved_text
-from blockc.ort.fuse import Unfused, fuse
 from blockc.passes import verify, with_cache
 from blockc.pipeline.recipes import FLAT, passed, recipe
 from blockc.source import Finding, SpecError, finding, key_place
@@ -78,9 +77,9 @@ class Compiled:
     def _known(self) -> dict[tuple[Pass, ...], Passed]:
         return {}
 
-    def unfused(self, target: Target) -> tuple[Unfused, ...]:
-        """What a provider's graph leaves as it is, and why."""
-        return () if target.provider is None else fuse(self.graph, target).unfused
+    def left(self, target: Target) -> tuple[Left, ...]:
+        """What the target's passes left as it was, such as what no kernel takes, and why."""
+        return self.made(target).left
 
     def refuses(self, target: Target, copied: bool | None = None) -> str:
         """Why there is no graph of a target, or nothing. `copied`: whether its weights are, where it has any."""

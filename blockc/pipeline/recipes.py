@@ -34,7 +34,7 @@ class Fuse:
     target: Target
 
     def __call__(self, function: Function, /) -> Passed:
-        return Passed(fuse(function, self.target).function)
+        return fuse(function, self.target)
 
 
 def _fused(target: Target) -> tuple[Pass, ...]:
@@ -82,7 +82,8 @@ def passed(before: Passed, step: Pass) -> Passed:
     held = parameters(made.function)
     _account(parameters(before.function), held, made.derived)
     derived = {**before.derived, **{path: each.after(before.derived) for path, each in made.derived.items()}}
-    return Passed(made.function, {path: each for path, each in derived.items() if path in held})
+    left = (*before.left, *made.left)
+    return Passed(made.function, {path: each for path, each in derived.items() if path in held}, left)
 
 
 def _account(before: Mapping[str, Param], held: Mapping[str, Param], made: Derivations) -> None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from blockc.graph.target import Target
 from blockc.ir import Function
+from blockc.ir.derive import Passed
 from blockc.ort.fuse.attention import attentions
 from blockc.ort.fuse.pairs import activations, norms
-from blockc.ort.fuse.rewrite import Fused, Rewrite, Unfused
+from blockc.ort.fuse.rewrite import Rewrite
 
-__all__ = ["Fused", "Unfused", "fuse"]
+__all__ = ["fuse"]
 
 
-def fuse(function: Function, target: Target) -> Fused:
+def fuse(function: Function, target: Target) -> Passed:
     """Attention with its rope, cache and heads; the norm after an addition; biases where a kernel adds them."""
     rewrite = Rewrite(function, target)
     attentions(rewrite)

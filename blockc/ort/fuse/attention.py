@@ -9,6 +9,7 @@ from types import UnionType
 from typing import TypeVar
 
 from blockc.ir import Node, Value, node
+from blockc.ir.derive import Left
 from blockc.ops import (
     Attention,
     Extend,
@@ -23,7 +24,7 @@ from blockc.ops import (
     SplitHeads,
     Visible,
 )
-from blockc.ort.fuse.rewrite import Mismatch, Rewrite, Unfused
+from blockc.ort.fuse.rewrite import Mismatch, Rewrite
 from blockc.ort.kernels import lacks, lacks_heads, lacks_rope
 from blockc.ort.ops import (
     BoundedBias,
@@ -92,19 +93,19 @@ class _Matched:
 def attentions(rewrite: Rewrite) -> None:
     """Each one that fits, whatever the padding; by rows all or none, for they lay out the cache."""
     matched: list[_Matched] = []
-    failed: list[Unfused] = []
+    failed: list[Left] = []
     for n in rewrite.old.nodes:
         if isinstance(n.op, Attention):
             try:
                 matched.append(_match(rewrite, n))
             except Mismatch as why:
-                failed.append(Unfused(n.name, str(why)))
+                failed.append(Left(n.name, str(why)))
     by_rows = rewrite.target.by_rows
     if by_rows and failed:
         why = f"{failed[0].node} is not fused, and all must lay out rows alike"
-        failed += [Unfused(m.attention.name, why) for m in matched]
+        failed += [Left(m.attention.name, why) for m in matched]
         matched = []
-    rewrite.unfused += failed
+    rewrite.left += failed
     for m in matched:
         rewrite.gone.update(n for n in _passed(m) if n is not m.join)
         rewrite.plans[m.join] = _by_rows(rewrite, m) if by_rows else _by_mask(rewrite, m)

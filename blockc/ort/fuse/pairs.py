@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from blockc.ir import Node, Param, Value, node
+from blockc.ir.derive import Left
 from blockc.ops import Add, Gelu, GeluTanh, LayerNorm, Linear, RmsNorm
-from blockc.ort.fuse.rewrite import Rewrite, Unfused
+from blockc.ort.fuse.rewrite import Rewrite
 from blockc.ort.kernels import lacks
 from blockc.ort.ops import BiasedGelu, SkipNorm
 
@@ -21,11 +22,11 @@ def norms(rewrite: Rewrite) -> None:
         if n in rewrite.gone:  # a norm of heads, which the attention has taken along
             continue
         if not isinstance(added.op, Add):
-            rewrite.unfused.append(Unfused(n.name, "it reads no sum"))
+            rewrite.left.append(Left(n.name, "it reads no sum"))
         elif added in rewrite.plans:
-            rewrite.unfused.append(Unfused(n.name, "another norm of the same sum has the kernel"))
+            rewrite.left.append(Left(n.name, "another norm of the same sum has the kernel"))
         elif why := lacks(rewrite.target, SkipNorm(n.op).kernel):
-            rewrite.unfused.append(Unfused(n.name, why))
+            rewrite.left.append(Left(n.name, why))
         else:
             rewrite.plans[added] = _skip_norm(rewrite, added, n)
             rewrite.gone.add(n)
@@ -59,7 +60,7 @@ def activations(rewrite: Rewrite) -> None:
         if isinstance(n.op, Gelu | GeluTanh) and (linear := _biased(rewrite, n.inputs[0])) is not None:
             op = BiasedGelu(n.op, linear.params[1].shape[0])
             if why := lacks(rewrite.target, op.kernel):
-                rewrite.unfused.append(Unfused(n.name, why))
+                rewrite.left.append(Left(n.name, why))
             else:
                 rewrite.gone.add(linear)
                 rewrite.plans[n] = _biased_gelu(rewrite, n, linear, op)

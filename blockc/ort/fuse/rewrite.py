@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from blockc.graph.target import Target
 from blockc.ir import Function, Node, Value
+from blockc.ir.derive import Left, Passed
 
 
 class Mismatch(Exception):
     """Why a pattern does not stand here."""
-
-
-@dataclass(frozen=True)
-class Unfused:
-    """A node that a kernel might have taken, and why it was not."""
-
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Fused:
-    function: Function
-    unfused: tuple[Unfused, ...]
 
 
 class Rewrite:
@@ -38,7 +25,7 @@ class Rewrite:
                 self.users.setdefault(value, []).append(n)
         self.results = {value for _, value in function.outputs}
         self.inputs = {n.name: n for n in function.inputs}
-        self.unfused: list[Unfused] = []
+        self.left: list[Left] = []
         self.plans: dict[Node, Callable[[], None]] = {}
         self.gone: set[Node] = set()
         self.shared: dict[object, tuple[Value, ...]] = {}
@@ -58,7 +45,7 @@ class Rewrite:
     def now(self, *values: Value) -> tuple[Value, ...]:
         return tuple(self.new[value] for value in values)
 
-    def result(self) -> Fused:
+    def result(self) -> Passed:
         """Nodes that nobody reads any more are not reached, and so are gone too."""
         for n in self.old.nodes:
             if n in self.plans:
@@ -67,4 +54,4 @@ class Rewrite:
                 made = n.remade(inputs=self.now(*n.inputs))
                 self.new.update({n[i]: made[i] for i in range(len(n.types))})
         outputs = tuple((name, self.new[value]) for name, value in self.old.outputs)
-        return Fused(replace(self.old, outputs=outputs), tuple(self.unfused))
+        return Passed(replace(self.old, outputs=outputs), left=tuple(self.left))
