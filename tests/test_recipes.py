@@ -187,6 +187,14 @@ def test_a_new_key_of_an_old_part(project: Project) -> None:
     assert "\n  bias: []\n  scale: 0.01\n" in (project.root / "out" / "spec.resolved.yaml").read_text()
 
 
+def test_a_pass_that_makes_parameters(project: Project) -> None:
+    before = project.texts()
+    (tested,) = map(project.run, project.follow(RECIPES["A pass that makes parameters"]))
+    assert "1 passed" in tested
+    touched = [path for path, text in project.texts().items() if before.get(path) != text]
+    assert touched == ["graph/target.py", "passes/turned.py", "pipeline/recipes.py"]
+
+
 def test_a_new_checkpoint_layout(project: Project) -> None:
     (verified,) = map(project.run, project.follow(RECIPES["A new checkpoint layout"]))
     assert "proved: oracle = torch = onnxruntime" in verified
