@@ -51,7 +51,7 @@ from blockc.ops import (
     Visible,
     VisibleBothWays,
 )
-from blockc.ops.base import Elementwise
+from blockc.ops.base import Activation, Elementwise
 from blockc.ops.buffer import BUFFER
 from blockc.ort.ops import FUSED
 from blockc.weights.rules import random_parameters
@@ -177,7 +177,7 @@ def test_every_op_is_listed_with_samples_of_its_own() -> None:
         return {cls}.union(*(below(c) for c in cls.__subclasses__()))
 
     defined = {op for op in below(Op) if op.__module__.startswith(("blockc.ops", "blockc.ort"))}
-    assert defined - {Elementwise} == {*ALL, *FUSED, *BUFFER}
+    assert defined - {Elementwise, Activation} == {*ALL, *FUSED, *BUFFER}
     assert len(ALL) == len(set(ALL))
     for op in (*ALL, *FUSED, *BUFFER):
         assert op.samples()

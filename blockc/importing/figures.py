@@ -6,45 +6,13 @@ A wrong theta, eps, window or number of heads changes no tensor's name and no sh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-
-import numpy as np
+from collections.abc import Iterable, Iterator
 
 from blockc.basics.errors import shown
-from blockc.ir import Function, Node, Value, before, called, inline, is_call, layers
-from blockc.language.parts.mlp import ACTIVATIONS
-from blockc.ops import (
-    Alibi,
-    Attention,
-    Clip,
-    DynamicScaling,
-    LayerNorm,
-    Linear,
-    LinearScaling,
-    Llama3Scaling,
-    LongropeByLength,
-    LongropeScaling,
-    RmsNorm,
-    Rotary,
-    RotaryTable,
-    Scale,
-    Softcap,
-    Visible,
-    YarnScaling,
-)
+from blockc.ir import Fact, Function, Node, Value, before, called, inline, is_call, layers
+from blockc.ops import Alibi, Linear, RotaryTable, Scale, Visible
 
-Fact = int | float | str | bool | tuple[float, ...] | None
 CLOSE = 1e-6  # a file's float is one of 32 bits
-
-_SCALINGS: Mapping[type, str | None] = {
-    type(None): None,
-    LinearScaling: "linear",
-    Llama3Scaling: "llama3",
-    YarnScaling: "yarn",
-    LongropeScaling: "longrope",
-    LongropeByLength: "longrope",
-    DynamicScaling: "dynamic",
-}
 
 
 def figures(function: Function) -> dict[str, set[Fact]]:
@@ -83,34 +51,10 @@ def _layer(call: Node, flat: Function) -> Iterator[tuple[str, Fact]]:
 
 
 def _figures(n: Node) -> Iterator[tuple[str, Fact]]:
-    match n.op:
-        case Attention(heads, kv_heads, scale, softcap):
-            yield from (("attention.heads", heads), ("attention.kv_heads", kv_heads))
-            yield from (("attention.head_dim", _wide(n.inputs[0])), ("attention.scale", scale))
-            yield "attention.softcap", softcap
-        case Rotary(width, head_dim) as rotary:
-            yield from (("attention.rope.dims", width), ("attention.rope.dims over head_dim", width / head_dim))
-            yield "attention.rope.pairing", "interleaved" if rotary.interleaved else "half"
-        case RotaryTable() as table:
-            yield from _rope(table)
-        case Visible(window):
-            yield from (("attention.window", window), ("attention.alibi.max_bias", None))
-        case Alibi(window=window) as slopes:
-            yield from (("attention.window", window), ("attention.alibi.max_bias", slopes.max_bias))
-            yield "attention.alibi.scale", slopes.scale
-        case RmsNorm() | LayerNorm() as norm:
-            yield from (("norm.eps", norm.eps), ("norm.type", "rms" if isinstance(norm, RmsNorm) else "layer"))
-            yield "norm.offset", norm.offset or 0.0
-        case Linear():
-            yield from (("biases", param.name) for param in n.params if param.role == "bias")
-        case Clip(limit):
-            yield "attention.clip", limit
-        case Softcap(cap):
-            yield "head.softcap", cap
-        case op if isinstance(op, ACTIVATIONS):
-            yield from (("activation", op.name), ("mlp.width", _wide(n.inputs[0])))
-        case _:
-            pass
+    """What the op states, and which of its matrices have a bias."""
+    yield from n.op.figures(*(value.type for value in n.inputs))
+    if isinstance(n.op, Linear):
+        yield from (("biases", param.name) for param in n.params if param.role == "bias")
 
 
 def _around(n: Node) -> Iterator[tuple[str, Fact]]:
@@ -129,28 +73,6 @@ def _sizes(function: Function) -> Iterator[tuple[str, Fact]]:
 
 def _wide(value: Value) -> int | None:
     return value.type.shape[-1].value
-
-
-def _rope(table: RotaryTable) -> Iterator[tuple[str, Fact]]:
-    yield "attention.rope.theta", table.theta
-    scaling = table.scaling
-    moving = table.theta ** (-2.0 * np.arange(table.pairs) / table.over)
-    yield "attention.rope.scaling", tuple((moving / table.frequencies[: table.pairs]).tolist())
-    yield "attention.rope.scaling.type", _SCALINGS[type(scaling)]
-    at = "attention.rope.scaling"
-    yield f"{at}.attention_factor", table.factor
-    match scaling:
-        case LinearScaling(factor) | YarnScaling(factor):
-            yield f"{at}.factor", factor
-        case Llama3Scaling(factor, low, high, original):
-            yield from ((f"{at}.factor", factor), (f"{at}.low_freq_factor", low))
-            yield from ((f"{at}.high_freq_factor", high), (f"{at}.original", original))
-        case DynamicScaling(factor, original):
-            yield from ((f"{at}.factor", factor), (f"{at}.original", original))
-        case LongropeByLength(original, _, long):
-            yield from ((f"{at}.original", original), (f"{at}.long", long))
-        case LongropeScaling() | None:
-            pass
 
 
 def same(a: Fact, b: Fact) -> bool:

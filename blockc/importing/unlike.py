@@ -14,9 +14,9 @@ from blockc.basics.errors import CheckpointError, listed
 from blockc.basics.jsonfile import FileError, bounded
 from blockc.graph.build import build
 from blockc.importing import Imported, from_tree_of, stranger
-from blockc.importing.figures import Fact, by_layer, figures, same, text
+from blockc.importing.figures import by_layer, figures, same, text
 from blockc.importing.same import ops, same_function
-from blockc.ir import Function, GraphError
+from blockc.ir import Fact, Function, GraphError
 from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
 from blockc.source import Finding, SpecError, Tree, at, inert, plain, render

@@ -8,6 +8,7 @@
     torch      PyTorch: the expression that calls it
     onnx       the lowering to the standard dialect
     tokenwise  over which axes it works token by token; `reach` follows from it
+    figures    what it computes with, by the spec's keys: compared with what lies beside weights
     state      what a later call needs again, and how it is held
     samples    operands on which all of these are compared
 
@@ -16,7 +17,7 @@ An op imports NumPy only: the torch rule gives text, the ONNX rule receives a bu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -29,6 +30,7 @@ from blockc.ir.types import GraphError, Param, Type
 USUAL = {"usual": True}  # of a field whose default is left out of a graph's text
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
+Fact = int | float | str | bool | tuple[float, ...] | None  # a figure as a spec, a config.json or a GGUF file says it
 OnnxValue = Any  # a value of the builder's own kind, opaque to an op
 
 
@@ -165,6 +167,10 @@ class Op:
     def shares(self) -> Mapping[int, int]:
         """Operands that may be the same memory as an output: the op writes into the state that it reads."""
         return {}
+
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        """What it computes with, by the spec's keys: what no tensor's name and no shape tells, and a file may say."""
+        return ()
 
     def sides(self) -> tuple[Sides, ...]:
         """The lengths of calls at which the op computes otherwise."""

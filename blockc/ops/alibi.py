@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, log2
 
 import numpy as np
 
-from blockc.ir import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, Type, dim, expect
+from blockc.ir import Array, Arrays, Fact, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, Type, dim, expect
 from blockc.ir.reach import Reach
 from blockc.ops.position import FAR, Visible
 
@@ -28,6 +28,10 @@ class Alibi(Op):
     window: int | None = None
     scale: float | None = None  # of the slopes
     output_names = ("bias",)
+
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        yield from (("attention.window", self.window), ("attention.alibi.max_bias", self.max_bias))
+        yield "attention.alibi.scale", self.scale
 
     @property
     def seen(self) -> Visible:

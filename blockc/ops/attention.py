@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from blockc.ir import (
     Arrays,
     Dim,
+    Fact,
     Grows,
     OnnxBuilder,
     OnnxValue,
@@ -112,6 +113,10 @@ class Attention(Op):
         seen = Type(one.dtype, (batch, *one.shape, tokens, k.shape[2]))
         expect(mask == seen, "the mask", seen, mask)
         return (q,)
+
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        sizes = (("heads", self.heads), ("kv_heads", self.kv_heads), ("head_dim", args[0].shape[-1].value))
+        return ((f"attention.{key}", fact) for key, fact in (*sizes, ("scale", self.scale), ("softcap", self.softcap)))
 
     def flops(self, *args: Type) -> Dim:
         _, k, v, *_ = args

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.ir import Array, Dim, Op, TokenAxes, Type, expect
+from blockc.ir import Array, Dim, Fact, Op, TokenAxes, Type, expect
 
 
 def token_axis(type_: Type) -> int:
@@ -34,3 +35,11 @@ class Elementwise(Op):
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         axis = token_axis(args[0])
         return TokenAxes((axis,) * len(args), (axis,))
+
+
+@dataclass(frozen=True)
+class Activation(Elementwise):
+    """What stands between an MLP's matrices: every MLP has one."""
+
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        return ("activation", self.name), ("mlp.width", args[0].shape[-1].value)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import pi, sqrt
 
 import numpy as np
 
-from blockc.ir import Array, Arrays, OnnxBuilder, OnnxValue, Sample
-from blockc.ops.base import Elementwise, rand
+from blockc.ir import Array, Arrays, Fact, OnnxBuilder, OnnxValue, Sample, Type
+from blockc.ops.base import Activation, Elementwise, rand
 
 STEEP = 1.702  # with which a sigmoid is closest to the normal distribution function
 
@@ -72,9 +72,12 @@ class Scale(Elementwise):
 
 @dataclass(frozen=True)
 class Softcap(Elementwise):
-    """y = cap * tanh(x / cap): keeps every entry inside (-cap, cap)"""
+    """y = cap * tanh(x / cap), of logits: keeps every entry inside (-cap, cap)"""
 
     cap: float
+
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        return (("head.softcap", self.cap),)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         return (self.cap * np.tanh(args[0] / self.cap),)
@@ -93,9 +96,12 @@ class Softcap(Elementwise):
 
 @dataclass(frozen=True)
 class Clip(Elementwise):
-    """y = min(max(x, -limit), limit)"""
+    """y = min(max(x, -limit), limit), of queries, keys and values"""
 
     limit: float
+
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        return (("attention.clip", self.limit),)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         return (np.clip(args[0], -self.limit, self.limit),)
@@ -112,7 +118,7 @@ class Clip(Elementwise):
 
 
 @dataclass(frozen=True)
-class Relu(Elementwise):
+class Relu(Activation):
     """y = max(x, 0)"""
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
@@ -130,7 +136,7 @@ class Relu(Elementwise):
 
 
 @dataclass(frozen=True)
-class Relu2(Elementwise):
+class Relu2(Activation):
     """y = max(x, 0)^2  (So et al. 2021)"""
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
@@ -149,7 +155,7 @@ class Relu2(Elementwise):
 
 
 @dataclass(frozen=True)
-class ClampedSwiglu(Elementwise):
+class ClampedSwiglu(Activation):
     """y = g * sigmoid(alpha * g) * (u + 1), g = min(gate, limit), u = min(max(up, -limit), limit)"""
 
     limit: float
@@ -178,7 +184,7 @@ class ClampedSwiglu(Elementwise):
 
 
 @dataclass(frozen=True)
-class Silu(Elementwise):
+class Silu(Activation):
     """y = x * sigmoid(x)  (Elfwing et al. 2017)"""
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
@@ -196,7 +202,7 @@ class Silu(Elementwise):
 
 
 @dataclass(frozen=True)
-class Gelu(Elementwise):
+class Gelu(Activation):
     """y = x * Phi(x), with the normal distribution function by erf  (Hendrycks and Gimpel 2016)"""
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
@@ -214,7 +220,7 @@ class Gelu(Elementwise):
 
 
 @dataclass(frozen=True)
-class QuickGelu(Elementwise):
+class QuickGelu(Activation):
     """y = x * sigmoid(1.702 x): differs from Gelu by up to 0.0203  (Hendrycks and Gimpel 2016)"""
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
@@ -232,7 +238,7 @@ class QuickGelu(Elementwise):
 
 
 @dataclass(frozen=True)
-class GeluTanh(Elementwise):
+class GeluTanh(Activation):
     """y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))): differs from Gelu by up to 5e-4"""
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:

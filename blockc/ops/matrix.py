@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.ir import Arrays, Dim, OnnxBuilder, OnnxValue, Op, Param, Sample, TokenAxes, Type, dim, expect, product
+from blockc.ir import (
+    Arrays,
+    Dim,
+    Fact,
+    OnnxBuilder,
+    OnnxValue,
+    Op,
+    Param,
+    Sample,
+    TokenAxes,
+    Type,
+    dim,
+    expect,
+    product,
+)
 from blockc.ops.base import Elementwise, last, rand
 
 
@@ -105,6 +119,9 @@ class RmsNorm(Elementwise):
     def params(self) -> tuple[Param, ...]:
         return () if self.bare else (Param("weight", (self.width,), "gain", neutral=1.0 - self.offset),)
 
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        return ("norm.eps", self.eps), ("norm.type", "rms"), ("norm.offset", self.offset or 0.0)
+
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         rms = np.sqrt(np.mean(args[0] ** 2, axis=-1, keepdims=True) + self.eps)
         return (args[0] / rms * (1.0 if self.bare else self.offset + params[0]),)
@@ -164,6 +181,9 @@ class LayerNorm(Elementwise):
             return ()
         weight = Param("weight", (self.width,), "gain", neutral=1.0 - (self.offset or 0.0))
         return (weight, Param("bias", (self.width,), "bias")) if self.bias else (weight,)
+
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        return ("norm.eps", self.eps), ("norm.type", "layer"), ("norm.offset", self.offset or 0.0)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         centred = args[0] - args[0].mean(axis=-1, keepdims=True)

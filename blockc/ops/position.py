@@ -5,12 +5,12 @@ Padding is a key at a position that no query reaches, so full, cached, chunked, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.ir import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, Type, dim, expect
+from blockc.ir import Array, Arrays, Fact, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, Type, dim, expect
 from blockc.ir.reach import Allows, Clock, Constant, Leaks, Length, Places, Reach, Tokens, along
 from blockc.ops.base import Elementwise, rand
 from blockc.ops.rotary import angles
@@ -128,6 +128,9 @@ class Visible(Op):
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         return (Type("bool", (args[0].shape[0], dim(1), args[0].shape[1], args[1].shape[1])),)
+
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        return ("attention.window", self.window), ("attention.alibi.max_bias", None)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         distance = args[0][:, None, :, None] - args[1][:, None, None, :]

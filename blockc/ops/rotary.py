@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 from typing import ClassVar
 
 import numpy as np
 
-from blockc.ir import Array, Arrays, OnnxBuilder, OnnxValue, Op, Sample, Sides, TokenAxes, Type, dim, expect
+from blockc.ir import Array, Arrays, Fact, OnnxBuilder, OnnxValue, Op, Sample, Sides, TokenAxes, Type, dim, expect
 from blockc.ir.reach import Constant, Length, Reach
 from blockc.ops.base import rand
 from blockc.ops.scaling import (
@@ -45,6 +45,15 @@ class RotaryTable(Op):
 
     def sides(self) -> tuple[Sides, ...]:
         return () if self.by_length is None else (self.by_length.sides,)
+
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        at, moving = "attention.rope", self.unscaled
+        yield f"{at}.theta", self.theta
+        yield f"{at}.scaling", tuple((moving / self.frequencies[: self.pairs]).tolist())
+        yield f"{at}.scaling.type", self.scaling.kind if self.scaling else None
+        yield f"{at}.scaling.attention_factor", self.factor
+        for key, number in self.scaling.figures if self.scaling else ():
+            yield f"{at}.scaling.{key}", number
 
     @property
     def unscaled(self) -> Array:
@@ -162,6 +171,11 @@ class Rotary(Op):
         expect(cos == table, "the table of cosines", table, cos)
         expect(sin == table, "the table of sines", table, sin)
         return (x,)
+
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        at = "attention.rope"
+        yield from ((f"{at}.dims", self.width), (f"{at}.dims over head_dim", self.width / self.head_dim))
+        yield f"{at}.pairing", "interleaved" if self.interleaved else "half"
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         x, cos, sin = args[0], args[1][:, None], args[2][:, None]

@@ -8,7 +8,7 @@ from textwrap import fill, indent
 
 import numpy as np
 
-from blockc.ir import Array, OnnxBuilder, OnnxValue
+from blockc.ir import Array, Fact, OnnxBuilder, OnnxValue
 from blockc.ir.reach import Sides
 
 
@@ -17,7 +17,12 @@ class LinearScaling:
     """f' = f / factor: positions are squeezed into the original context  (Chen et al. 2023)"""
 
     factor: float
+    kind = "linear"
     helpers = ()
+
+    @property
+    def figures(self) -> tuple[tuple[str, Fact], ...]:
+        return (("factor", self.factor),)
 
     def numpy(self, frequencies: Array) -> Array:
         return frequencies / self.factor
@@ -38,7 +43,13 @@ class Llama3Scaling:
     low: float
     high: float
     original: int
+    kind = "llama3"
     helpers = ("llama3_scaling",)
+
+    @property
+    def figures(self) -> tuple[tuple[str, Fact], ...]:
+        blend = ("low_freq_factor", self.low), ("high_freq_factor", self.high)
+        return ("factor", self.factor), *blend, ("original", self.original)
 
     def numpy(self, frequencies: Array) -> Array:
         turns = self.original * frequencies / (2 * pi)  # within the original context
@@ -62,7 +73,12 @@ class YarnScaling:
     factor: float
     first: float
     last: float
+    kind = "yarn"
     helpers = ("yarn_scaling",)
+
+    @property
+    def figures(self) -> tuple[tuple[str, Fact], ...]:
+        return (("factor", self.factor),)
 
     def numpy(self, frequencies: Array) -> Array:
         room = max(self.last - self.first, 1e-3)  # a ramp without room is a step
@@ -81,7 +97,12 @@ class LongropeScaling:
     """f_i' = f_i / factors_i, a factor found for each pair  (Ding et al. 2024)"""
 
     factors: tuple[float, ...]
+    kind = "longrope"
     helpers = ("divided_frequencies",)
+
+    @property
+    def figures(self) -> tuple[tuple[str, Fact], ...]:
+        return ()
 
     def numpy(self, frequencies: Array) -> Array:
         return frequencies / np.array(self.factors)
@@ -101,7 +122,12 @@ class LongropeByLength:
     original: int
     short: tuple[float, ...]
     long: tuple[float, ...]
+    kind = "longrope"
     helpers = ("frequencies_by_length",)
+
+    @property
+    def figures(self) -> tuple[tuple[str, Fact], ...]:
+        return ("original", self.original), ("long", self.long)
 
     def numpy(self, frequencies: Array, length: Array) -> Array:
         return frequencies / np.where(length > self.original, self.long, self.short)
@@ -131,7 +157,12 @@ class DynamicScaling:
     factor: float
     original: int
     over: int
+    kind = "dynamic"
     helpers = ("grown_frequencies",)
+
+    @property
+    def figures(self) -> tuple[tuple[str, Fact], ...]:
+        return ("factor", self.factor), ("original", self.original)
 
     def numpy(self, frequencies: Array, length: Array) -> Array:
         growth = 1 + self.factor / self.original * np.maximum(length - self.original, 0)

@@ -9,14 +9,14 @@ from math import expm1, log
 import numpy as np
 
 from blockc.ir import Array, Arrays, OnnxBuilder, OnnxValue, Param, Sample
-from blockc.ops.base import Elementwise, rand
+from blockc.ops.base import Activation, rand
 
 SLOPE, FLOOR = 0.5, -1e-6  # beta and eps, which are not trained
 START = 0.8  # the curvature on either side in the beginning
 
 
 @dataclass(frozen=True)
-class Xielu(Elementwise):
+class Xielu(Activation):
     """y = p x^2 + beta x where x > 0, n (expm1(min(x, eps)) - x) + beta x elsewhere  (Huang and Schlag 2024)
 
     p = softplus(alpha_p), n = beta + softplus(alpha_n): the curvatures of a square and of an exponential.

@@ -33,7 +33,6 @@ TYPES: dict[str, tuple[Op, bool]] = {
 }
 CLAMP = 1.0  # the most of a twin's limit: gate and up cross it
 CLAMPED = "swiglu_clamped"  # its gate and its activation are one op, which has two numbers
-ACTIVATIONS = (*dict.fromkeys(type(act) for act, _ in TYPES.values()), ClampedSwiglu)  # every MLP has one of these
 
 
 class Mlp(Part):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from blockc.importing.figures import Fact, by_layer, gathered
-from blockc.ir import Function, Node, before, called, inline, layers
-from blockc.language.parts.mlp import ACTIVATIONS
+from blockc.importing.figures import by_layer, gathered
+from blockc.ir import Fact, Function, Node, before, called, inline, layers
 from blockc.ops import Attention, LayerNorm, RmsNorm, Rotary, RotaryTable
+from blockc.ops.base import Activation
 
 Facts = Mapping[str, frozenset[Fact]]
 OF_MODEL = (
@@ -70,7 +70,7 @@ def _norms(nodes: Iterable[Node]) -> Iterator[tuple[str, Fact]]:
 def _branches(layer: Function) -> Iterator[tuple[str, Fact]]:
     """Whether no MLP of the layer reads what an attention of it gave; nothing where it does not have both."""
     attentions = {n for n in layer.nodes if isinstance(n.op, Attention)}
-    activated = [n for n in layer.nodes if isinstance(n.op, ACTIVATIONS)]
+    activated = [n for n in layer.nodes if isinstance(n.op, Activation)]
     if attentions and activated:
         yield "parallel branches", not attentions & before(activated)
 

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from blockc.importing.telling import telling
-from blockc.ir import Function
-from blockc.weights.gguf.figures import OF_LAYERS, OF_MODEL, Fact, Figures, figures
+from blockc.ir import Fact, Function
+from blockc.weights.gguf.figures import OF_LAYERS, OF_MODEL, Figures, figures
 from blockc.weights.gguf.keys import GROUPED, Architecture, Keys, keys
 from blockc.weights.gguf.rope import scalings
 from blockc.weights.gguf.said import Said, as_text, same, spots

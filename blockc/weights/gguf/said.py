@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockc.basics.errors import shown
-from blockc.weights.gguf.figures import Fact
+from blockc.ir import Fact
 from blockc.weights.gguf.keys import spoken
 
 CLOSE = 1e-6  # a file's float is one of 32 bits
