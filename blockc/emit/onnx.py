@@ -1,4 +1,4 @@
-"""Functions to ONNX: the inlined graph, node by node, in ai.onnx operators of opset 23, or 24 where one needs it.
+"""Functions to ONNX: the inlined graph, node by node, in the ai.onnx operators of one opset.
 
 Built directly, never traced: no torch is needed and no weight is touched, so a graph of any size takes milliseconds.
 """
@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from blockc.basics import floats
+from blockc.basics.opsets import OPSETS, USUAL
 from blockc.ir import (
     Array,
     B,
@@ -34,9 +35,7 @@ from blockc.ir import (
     parameters,
 )
 
-OPSET = 23
-_LATER = {"TensorScatter": 24}  # the opset that an operator came with, where that is a later one
-_IR_VERSION = 11
+_IR_VERSION = 11  # of the file's format; an older opset has an older one
 _NAMES = {
     B: "batch_size",
     S: "sequence_length",
@@ -53,15 +52,18 @@ def emit(
     weights: Mapping[str, TensorProto] | None = None,
     dtype: floats.Dtype = "fp32",
     swaps: Mapping[type[Op], Swap] | None = None,
+    opset: int | None = None,
 ) -> onnx.ModelProto:
     """The model of an inlined function, in one float type.
 
     Without weights its parameters are graph inputs after the runtime ones; with them they are initialisers, in memory
     or in a file beside the model; one of another type than the graph has it in is cast where it enters. `metadata` goes
     into the file, so it holds neither paths nor dates. `swaps` are lowerings of another dialect, in place of an op's
-    own.
+    own. Without an opset it is the lowest from the usual one on that has all operators: runtimes know the earlier ones
+    better.
     """
-    emitter = _Emitter(function, weights, dtype, swaps or {})
+    opset = opset or max((USUAL, *(n.op.since for n in function.nodes)))
+    emitter = _Emitter(function, weights, dtype, swaps or {}, opset)
     builder, outputs = emitter.builder, emitter.outputs()
     graph = helper.make_graph(
         [n.proto() for n in builder.nodes],
@@ -71,11 +73,11 @@ def emit(
         initializer=emitter.initialisers,
         value_info=[value.proto() for value in emitter.inner(outputs)],
     )
-    opsets = {"": emitter.opset} | dict.fromkeys(sorted(builder.domains - {""}), 1)
+    opsets = {"": opset} | dict.fromkeys(sorted(builder.domains - {""}), 1)
     model = helper.make_model(
         graph,
         producer_name="blockc",
-        ir_version=_IR_VERSION,
+        ir_version=min(_IR_VERSION, helper.find_min_ir_version_for([helper.make_opsetid("", opset)])),
         opset_imports=[helper.make_opsetid(domain, version) for domain, version in opsets.items()],
     )
     helper.set_model_props(model, dict(metadata))
@@ -154,6 +156,8 @@ def _lowered(n: Node, builder: OnnxBuilder, swaps: Mapping[type[Op], Swap]) -> N
 class _Counting:
     """A builder that makes nothing and counts."""
 
+    opset = OPSETS.start  # as many nodes in any for which a rule is asked
+
     def __init__(self, dtype: floats.Dtype) -> None:
         self.nodes, self.casts = 0, int(dtype != "fp32")
 
@@ -221,10 +225,11 @@ class _Emitter:
         weights: Mapping[str, TensorProto] | None,
         dtype: floats.Dtype,
         swaps: Mapping[type[Op], Swap],
+        opset: int,
     ) -> None:
         self.swaps = swaps
         self.function = function
-        self.builder = _Builder(floats.FLOATS[dtype].onnx)
+        self.builder = _Builder(floats.FLOATS[dtype].onnx, opset)
         self.types: dict[Dtype, int] = {word: floats.stored_as(word, dtype).onnx for word in get_args(Dtype)}
         self.values: dict[Value, _Value] = {}
         self.inputs = [self._input(n) for n in function.inputs]
@@ -246,11 +251,6 @@ class _Emitter:
             self.params[path] = value if stored == own else self.builder.op("Cast", value, to=own)
         for n in function.nodes:
             self._node(n)
-
-    @property
-    def opset(self) -> int:
-        """The lowest that has all operators: runtimes know the earlier ones better."""
-        return max((_LATER.get(n.op_type, OPSET) for n in self.builder.nodes), default=OPSET)
 
     @property
     def initialisers(self) -> list[TensorProto]:
@@ -300,8 +300,8 @@ class _Emitter:
 class _Builder:
     """What an op's ONNX rule receives. Nodes are named after the path of the node that is being lowered."""
 
-    def __init__(self, float_type: int) -> None:
-        self.float = float_type
+    def __init__(self, float_type: int, opset: int) -> None:
+        self.float, self.opset = float_type, opset
         self.nodes: list[_Node] = []
         self.domains: set[str] = set()
         self.constants: dict[tuple[str, tuple[int, ...], bytes], TensorProto] = {}

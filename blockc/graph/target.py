@@ -7,6 +7,7 @@ from typing import Literal
 
 from blockc.basics.errors import UsageError
 from blockc.basics.floats import Dtype
+from blockc.basics.opsets import OPSETS
 
 Provider = Literal["cpu", "cuda"]
 Logits = Literal["all", "last"] | int
@@ -25,7 +26,8 @@ class Target:
     ones written into a tensor of fixed length. A provider's own attention takes both. `packed` says that weights may
     be laid side by side, for they are copied: queries, keys and values are then one product. `padding` is where a
     batch's rows may be padded: with `right` a provider's attention goes by the rows' lengths and adds no mask, which is
-    the only way on CUDA.
+    the only way on CUDA. `opset` is the one of ai.onnx in whose operators the portable graph is said; None: the usual
+    one, or the next that has what the graph needs.
     """
 
     provider: Provider | None = None
@@ -34,12 +36,17 @@ class Target:
     cache: Cache = "joined"
     packed: bool = False
     padding: Padding = "any"
+    opset: int | None = None
 
     def __post_init__(self) -> None:
         if self.provider is not None and self.cache == "buffer":
             raise UsageError("a provider's own attention takes a buffer by itself: cache speaks of the portable graph")
         if self.provider is None and self.padding == "right":
             raise UsageError("the portable graph takes any padding: where it stands speaks of a provider's attention")
+        if self.provider is not None and self.opset is not None:
+            raise UsageError("a provider's own operators are of no opset: opset speaks of the portable graph")
+        if self.opset is not None and self.opset not in OPSETS:
+            raise UsageError(f"opset {self.opset}: expected {OPSETS.start} to {OPSETS[-1]}", "opset")
         if self.logits not in ("all", "last") and (type(self.logits) is not int or self.logits < 1):
             raise UsageError(f"{self.logits!r}: expected all, last, or how many of the highest, 1 or more", "logits")
 

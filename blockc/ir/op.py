@@ -6,7 +6,8 @@
     numpy      the meaning, in float64: the oracle
     declares   PyTorch: what stands in __init__, or nothing
     torch      PyTorch: the expression that calls it
-    onnx       the lowering to the standard dialect
+    onnx       the lowering to the standard dialect, in operators of the opset `since`
+    older      the same in operators of the oldest opset, where `since` is a later one
     tokenwise  over which axes it works token by token; `reach` follows from it
     figures    what it computes with, by the spec's keys: compared with what lies beside weights
     state      what a later call needs again, and how it is held
@@ -23,6 +24,7 @@ from typing import Any, ClassVar, Protocol
 
 from numpy.typing import NDArray
 
+from blockc.basics.opsets import OPSETS
 from blockc.ir.dims import Dim, dim
 from blockc.ir.reach import Constant, Leaks, Reach, Sides, Tokens, along
 from blockc.ir.types import GraphError, Param, Type
@@ -36,6 +38,8 @@ OnnxValue = Any  # a value of the builder's own kind, opaque to an op
 
 class OnnxBuilder(Protocol):
     """What an op's ONNX rule may ask for. Names come from the node being lowered."""
+
+    opset: int  # whose operators are wanted
 
     def op(self, op_type: str, *inputs: OnnxValue | None, **attributes: object) -> OnnxValue: ...
 
@@ -101,6 +105,7 @@ class Op:
     output_names: ClassVar[tuple[str, ...]] = ("out",)
     by_rows: ClassVar[bool] = False  # goes by the lengths of rows, which stand at the left
     one_row: ClassVar[bool] = False  # takes several new tokens on a past in one row only
+    since: ClassVar[int] = OPSETS.start  # the opset of ai.onnx that has all operators of `onnx`
 
     @property
     def name(self) -> str:
@@ -135,6 +140,10 @@ class Op:
         return ()
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        raise NotImplementedError
+
+    def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        """`onnx` for an opset before `since`; an op without this rule is refused there."""
         raise NotImplementedError
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:

@@ -101,6 +101,7 @@ class Attention(Op):
     softcap: float | None = None
     biased: bool = False
     borrowed: bool = False
+    since = 23
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         q, k, v, mask = args
@@ -162,6 +163,39 @@ class Attention(Op):
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         return [g.op("Attention", *args, scale=self.scale, softcap=self.softcap or 0.0, is_causal=0)]
+
+    def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        """A row that sees nothing is 0/0 in the softmax, and 0 where it is masked again."""
+        q, k, v, mask = args
+        scores, nothing = self._scores(g, q, k), g.real(-np.inf)
+        if self.biased:
+            weights = g.op("Softmax", g.op("Add", scores, mask), axis=-1)
+            seen = g.op("Greater", mask, nothing)
+        else:
+            weights = g.op("Softmax", g.op("Where", mask, scores, nothing), axis=-1)
+            seen = mask
+        return [self._weighed(g, g.op("Where", seen, weights, g.real(0.0)), v)]
+
+    def _scores(self, g: OnnxBuilder, q: OnnxValue, k: OnnxValue) -> OnnxValue:
+        """scale * q k^T, capped: (B, heads, S, T)"""
+        scaled = self._grouped(g, g.op("Mul", q, g.real(self.scale)))
+        scores = g.op("MatMul", scaled, g.op("Transpose", k, perm=[0, 1, 3, 2]))
+        scores = self._apart(g, scores)
+        if self.softcap is None:
+            return scores
+        cap = g.real(self.softcap)
+        return g.op("Mul", g.op("Tanh", g.op("Div", scores, cap)), cap)
+
+    def _weighed(self, g: OnnxBuilder, weights: OnnxValue, v: OnnxValue) -> OnnxValue:
+        """(B, heads, S, T), (B, kv_heads, T, d) -> (B, heads, S, d)"""
+        return self._apart(g, g.op("MatMul", self._grouped(g, weights), v))
+
+    def _grouped(self, g: OnnxBuilder, x: OnnxValue) -> OnnxValue:
+        """The rows of all heads that read one key-value head, below each other: no keys and values are repeated."""
+        return x if self.heads == self.kv_heads else g.op("Reshape", x, g.constant([0, self.kv_heads, -1, 0]))
+
+    def _apart(self, g: OnnxBuilder, x: OnnxValue) -> OnnxValue:
+        return x if self.heads == self.kv_heads else g.op("Reshape", x, g.constant([0, self.heads, -1, 0]))
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return TokenAxes((2, None, None, 2), (2,))

@@ -24,6 +24,7 @@ class Write(Op):
     """
 
     axis: int = field(default=2, metadata=USUAL)
+    since = 24
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         past, new, first = args
@@ -41,6 +42,14 @@ class Write(Op):
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         return [g.op("TensorScatter", *args, axis=self.axis)]
+
+    def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        """Where each number goes is said one by one."""
+        past, new, first = args
+        zero, one = g.constant(np.array(0)), g.constant(np.array(1))
+        at = _places(g, zero, one, g.op("Shape", new, start=self.axis, end=self.axis + 1), first)
+        at = g.op("Unsqueeze", at, g.constant([*range(1, self.axis), self.axis + 1]))
+        return [g.op("ScatterElements", past, g.op("Expand", at, g.op("Shape", new)), new, axis=self.axis)]
 
     def shares(self) -> Mapping[int, int]:
         return {0: 0}
@@ -72,8 +81,7 @@ class PositionsFrom(Op):
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         zero, one = g.constant(np.array(0)), g.constant(np.array(1))
         positions = g.op("Sub", g.op("CumSum", args[0], one), one)
-        tokens = g.op("Squeeze", g.op("Shape", args[1], start=1, end=2), g.constant([0]))
-        at = g.op("Add", g.op("Unsqueeze", args[2], g.constant([1])), g.op("Range", zero, tokens, one))
+        at = _places(g, zero, one, g.op("Shape", args[1], start=1, end=2), args[2])
         return [g.op("GatherElements", positions, at, axis=1)]
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
@@ -84,6 +92,12 @@ class PositionsFrom(Op):
     def samples() -> tuple[Sample, ...]:
         mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
         return (Sample(PositionsFrom(), (mask, np.zeros((2, 2), np.int64), np.array([3, 1]))),)
+
+
+def _places(g: OnnxBuilder, zero: OnnxValue, one: OnnxValue, tokens: OnnxValue, first: OnnxValue) -> OnnxValue:
+    """first[b], first[b] + 1, ... for so many tokens, (1): (B, S)"""
+    tokens = g.op("Squeeze", tokens, g.constant([0]))
+    return g.op("Add", g.op("Unsqueeze", first, g.constant([1])), g.op("Range", zero, tokens, one))
 
 
 BUFFER: tuple[type[Op], ...] = (Write, PositionsFrom)

@@ -205,6 +205,8 @@ class Silu(Activation):
 class Gelu(Activation):
     """y = x * Phi(x), with the normal distribution function by erf  (Hendrycks and Gimpel 2016)"""
 
+    since = 20
+
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         return (args[0] * 0.5 * (1 + erf(args[0] / sqrt(2))),)
 
@@ -213,6 +215,11 @@ class Gelu(Activation):
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         return [g.op("Gelu", args[0], approximate="none")]
+
+    def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        x, half, one, root = g.widened(args[0]), *(_number(g, n) for n in (0.5, 1.0, sqrt(2)))
+        share = g.op("Add", g.op("Erf", g.op("Div", x, root)), one)
+        return [g.narrowed(g.op("Mul", g.op("Mul", x, share), half))]
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
@@ -241,6 +248,8 @@ class QuickGelu(Activation):
 class GeluTanh(Activation):
     """y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))): differs from Gelu by up to 5e-4"""
 
+    since = 20
+
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         x = args[0]
         return (0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))),)
@@ -251,9 +260,20 @@ class GeluTanh(Activation):
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         return [g.op("Gelu", args[0], approximate="tanh")]
 
+    def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        x, half, one, steep, bent = g.widened(args[0]), *(_number(g, n) for n in (0.5, 1.0, sqrt(2 / pi), 0.044715))
+        cubed = g.op("Mul", g.op("Mul", g.op("Mul", x, x), x), bent)
+        share = g.op("Add", g.op("Tanh", g.op("Mul", g.op("Add", x, cubed), steep)), one)
+        return [g.narrowed(g.op("Mul", g.op("Mul", x, half), share))]
+
     @staticmethod
     def samples() -> tuple[Sample, ...]:
         return (Sample(GeluTanh(), (rand(2, 3, 8) * 2,)),)
+
+
+def _number(g: OnnxBuilder, value: float) -> OnnxValue:
+    """In fp32, whatever the model's type."""
+    return g.constant(np.array(value, np.float32))
 
 
 def erf(x: Array) -> Array:

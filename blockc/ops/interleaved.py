@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from blockc.ir import Arrays, Sample
+from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Sample
 from blockc.ops.rotary import Rotary, turned
 
 
@@ -26,6 +27,15 @@ class RotaryInterleaved(Rotary):
         a, b = x[..., : self.width : 2], x[..., 1 : self.width : 2]
         turned = np.stack((a * cos - b * sin, b * cos + a * sin), axis=-1).reshape(*x.shape[:3], self.width)
         return (np.concatenate((turned, x[..., self.width :]), axis=-1),)
+
+    def _pairs(self, g: OnnxBuilder, x: OnnxValue, half: int) -> Sequence[OnnxValue]:
+        end, axis, step = g.constant([self.width]), g.constant([3]), g.constant([2])
+        return [g.op("Slice", x, g.constant([first]), end, axis, step) for first in (0, 1)]
+
+    def _joined(self, g: OnnxBuilder, a: OnnxValue, b: OnnxValue, still: Sequence[OnnxValue]) -> OnnxValue:
+        stacked = g.op("Concat", *(g.op("Unsqueeze", part, g.constant([4])) for part in (a, b)), axis=4)
+        turned = g.op("Reshape", stacked, g.constant([0, 0, 0, self.width]))
+        return g.op("Concat", turned, *still, axis=3) if still else turned
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:

@@ -111,6 +111,7 @@ class RmsNorm(Elementwise):
     eps: float
     offset: float = 0.0
     bare: bool = False
+    since = 23
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         expect(last(args[0]) == dim(self.width), "the width read by a norm", self.width, last(args[0]))
@@ -145,6 +146,12 @@ class RmsNorm(Elementwise):
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         gain = self.gain(g, params)
         return [g.op("RMSNormalization", args[0], gain, axis=-1, epsilon=self.eps, stash_type=1)]
+
+    def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        """In fp32, in the form that onnxruntime knows as one kernel."""
+        x, eps = g.widened(args[0]), g.constant(np.array(self.eps, np.float32))
+        rms = g.op("Sqrt", g.op("Add", _mean(g, g.op("Pow", x, g.constant(np.array(2, np.float32)))), eps))
+        return [g.narrowed(g.op("Mul", g.op("Div", x, rms), g.widened(self.gain(g, params))))]
 
     def gain(self, g: OnnxBuilder, params: Sequence[OnnxValue]) -> OnnxValue:
         """What ONNX multiplies by."""
@@ -260,3 +267,10 @@ class HeadGain(Elementwise):
     @staticmethod
     def samples() -> tuple[Sample, ...]:
         return (Sample(HeadGain(5, 8), (rand(2, 5, 3, 8),)),)
+
+
+def _mean(g: OnnxBuilder, x: OnnxValue) -> OnnxValue:
+    """Over the last axis, which the operator takes as an operand from opset 18 on."""
+    if g.opset < 18:
+        return g.op("ReduceMean", x, axes=[-1], keepdims=1)
+    return g.op("ReduceMean", x, g.constant([-1]), keepdims=1)

@@ -162,6 +162,7 @@ class Rotary(Op):
     head_dim: int
     suffix: ClassVar[str] = ""  # of the helpers' names
     interleaved: ClassVar[int] = 0
+    since = 23
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         x, cos, sin = args
@@ -195,6 +196,23 @@ class Rotary(Op):
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         width = 0 if self.width == self.head_dim else self.width  # 0 is the operator's word for the whole head
         return [g.op("RotaryEmbedding", *args, rotary_embedding_dim=width, interleaved=self.interleaved)]
+
+    def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        """In fp32, rounded once."""
+        x, cos, sin = (g.widened(value) for value in args)
+        cos, sin = (g.op("Unsqueeze", table, g.constant([1])) for table in (cos, sin))
+        half, rest = self.width // 2, self.head_dim - self.width
+        turning, *still = g.ops("Split", 2, x, g.constant([self.width, rest]), axis=3) if rest else [x]
+        a, b = self._pairs(g, turning, half)
+        real = g.op("Sub", g.op("Mul", a, cos), g.op("Mul", b, sin))
+        imaginary = g.op("Add", g.op("Mul", b, cos), g.op("Mul", a, sin))
+        return [g.narrowed(self._joined(g, real, imaginary, still))]
+
+    def _pairs(self, g: OnnxBuilder, x: OnnxValue, half: int) -> Sequence[OnnxValue]:
+        return g.ops("Split", 2, x, g.constant([half, half]), axis=3)
+
+    def _joined(self, g: OnnxBuilder, a: OnnxValue, b: OnnxValue, still: Sequence[OnnxValue]) -> OnnxValue:
+        return g.op("Concat", a, b, *still, axis=3)
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return TokenAxes((2, 1, 1), (2,))

@@ -84,6 +84,15 @@ class SinkAttention(Attention):
         bias = g.op("Concat", hidden, one, axis=3)
         return [g.op("Attention", q, k, v, bias, scale=self.scale, is_causal=0)]
 
+    def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        """One column more in the softmax, which is cut off behind it. Every row sees its sink."""
+        q, k, v, mask, sinks = args
+        scores = g.op("Where", mask, self._scores(g, q, k), g.real(-np.inf))
+        sink = g.op("Expand", g.op("Reshape", sinks, g.constant([1, self.heads, 1, 1])), self._column(g, q))
+        weights = g.op("Softmax", g.op("Concat", scores, sink, axis=3), axis=-1)
+        keys = g.op("Slice", weights, g.constant([0]), g.constant([-1]), g.constant([3]))
+        return [self._weighed(g, keys, v)]
+
     def _zeros(self, g: OnnxBuilder, x: OnnxValue) -> OnnxValue:
         """(B, kv_heads, 1, d)"""
         shape = g.op(

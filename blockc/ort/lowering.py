@@ -12,8 +12,9 @@ import numpy as np
 
 from blockc.emit.onnx import Swap
 from blockc.graph.target import Target
-from blockc.ir import Array, GraphError, OnnxBuilder, OnnxValue, Op
+from blockc.ir import Array, Function, GraphError, OnnxBuilder, OnnxValue, Op
 from blockc.ops import (
+    ALL,
     FAR,
     DynamicScaling,
     KeyPositions,
@@ -26,6 +27,7 @@ from blockc.ops import (
     Silu,
     Sinusoidal,
 )
+from blockc.ops.buffer import BUFFER
 from blockc.ops.elementwise import STEEP
 from blockc.ort.kernels import has
 from blockc.ort.ops import MICROSOFT, RotaryRows
@@ -136,10 +138,24 @@ _CUDA: Mapping[type[Op], Swap] = {
 }
 
 
+def unsaid(function: Function, opset: int | None) -> str:
+    """Why a function cannot be said in an opset, or nothing."""
+    for n in function.nodes:
+        if opset is not None and n.op.since > opset and type(n.op).older is Op.older:
+            at = f"{n.place.file}:{n.place.line}: " if n.place else ""
+            return f"{at}{n.name}: {n.op.name} is said from opset {n.op.since} on, and not in opset {opset}"
+    return ""
+
+
+def _older(opset: int | None) -> Mapping[type[Op], Swap]:
+    """Of an opset that has not all operators of the ops' own lowerings, those for older ones."""
+    return {} if opset is None else {op: op.older for op in (*ALL, *BUFFER) if op.since > opset}
+
+
 def swaps(target: Target) -> Mapping[type[Op], Swap]:
-    """The lowerings of a target that are not the ops' own; none for the portable graph."""
+    """The lowerings of a target that are not the ops' own; none for the portable graph of the usual opset."""
     if target.provider is None:
-        return {}
+        return _older(target.opset)
     named: dict[type[Op], tuple[str, Swap]] = {
         Linear: ("FusedMatMul", _linear),
         Silu: ("QuickGelu", _silu),

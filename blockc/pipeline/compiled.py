@@ -172,7 +172,8 @@ class Compiled:
         from blockc.emit.onnx import emit, serialised
         from blockc.ort.lowering import swaps
 
-        return serialised(emit(self.flat(target), self.metadata, tensors, dtype or target.dtype, swaps(target)))
+        made = emit(self.flat(target), self.metadata, tensors, dtype or target.dtype, swaps(target), target.opset)
+        return serialised(made)
 
 
 def compiled_tree(tree: Keys) -> Compiled:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def refusal(model: Compiled, target: Target, copied: bool | None = None) -> str:
     """The first reason, or nothing. `copied`: whether weights are copied beside the model; None: that is not known."""
-    from blockc.ort.lowering import CUDA_CONTEXT, NO_DYNAMIC
+    from blockc.ort.lowering import CUDA_CONTEXT, NO_DYNAMIC, unsaid
 
     if target.provider == "cuda" and model.spec.top.context > CUDA_CONTEXT:
         return f"context {model.spec.top.context}: a graph for CUDA tells positions apart up to {CUDA_CONTEXT}"
@@ -23,7 +23,7 @@ def refusal(model: Compiled, target: Target, copied: bool | None = None) -> str:
     if target.packed and (copied is False or target.provider is None):
         return "packed speaks of weights that are copied, and of a provider's attention"
     try:
-        return _lost(model, target)
+        return unsaid(model.flat(target), target.opset) or _lost(model, target)
     except GraphError as error:  # of a pass that does not take this model
         return str(error)
 

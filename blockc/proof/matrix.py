@@ -231,6 +231,7 @@ def _words(target: Target) -> str:
         "buffer": target.cache == "buffer",
         "last token": target.logits == "last",
         f"top {target.top}": target.top > 0,
+        f"opset {target.opset}": target.opset is not None,
     }
     return "".join(f", {word}" for word, holds in said.items() if holds)
 
