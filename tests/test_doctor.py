@@ -123,23 +123,25 @@ def test_the_least_versions_are_those_of_the_project(monkeypatch: pytest.MonkeyP
     lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
     monkeypatch.setattr(doctor.metadata, "requires", lambda _: lines)
     least = doctor.wanted()
-    assert least["onnxruntime"] == least["onnxruntime-gpu"] == "1.27" and least["numpy"] == "1.26"
+    assert least["onnxruntime"] == least["onnxruntime-gpu"] == "1.28" and least["numpy"] == "1.26"
+    said = [line.partition(">=")[::2] for line in lines if line.startswith("onnxruntime") and "genai" not in line]
+    assert {version for _, version in said} == {least["onnxruntime"]}
     assert doctor.CORE.keys() == {line.partition(">")[0] for line in project["dependencies"]}
     assert doctor.OPTIONAL.keys() <= least.keys()
 
 
 @pytest.mark.parametrize(
-    ("version", "old"), [("1.26.9", True), ("1.9", True), ("1.27", False), ("1.27.0", False), ("1.100.2+cpu", False)]
+    ("version", "old"), [("1.27.9", True), ("1.9", True), ("1.28", False), ("1.28.0", False), ("1.100.2+cpu", False)]
 )
-def test_an_onnxruntime_before_1_27_is_a_problem(
+def test_an_onnxruntime_before_1_28_is_a_problem(
     version: str, old: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = doctor.installed
     monkeypatch.setattr(doctor, "runtimes", list)
     monkeypatch.setattr(doctor, "installed", lambda name: version if name == "onnxruntime" else real(name))
     assert run() == (3 if old else 0)
-    what = f"problem: onnxruntime is {version}, and blockc is made for 1.27 and later\n"
-    assert (what + "    fix: `pip install -U 'onnxruntime>=1.27'`\n" in capsys.readouterr().out) is old
+    what = f"problem: onnxruntime is {version}, and blockc is made for 1.28 and later\n"
+    assert (what + "    fix: `pip install -U 'onnxruntime>=1.28'`\n" in capsys.readouterr().out) is old
 
 
 def test_what_is_not_installed_is_no_problem_unless_nothing_works_without(

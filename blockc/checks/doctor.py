@@ -22,6 +22,8 @@ from typing import Any
 
 import blockc
 from blockc.basics.floats import FLOATS
+from blockc.graph.target import Target
+from blockc.ort.kernels import oldest, release
 
 FORMAT = 1  # of the JSON
 # What each package is for; the first of them are installed with blockc.
@@ -142,13 +144,15 @@ def installed(name: str) -> str | None:
 
 
 def wanted() -> dict[str, str]:
-    """The least version of each package, as blockc's own metadata has it."""
+    """The least version of each package, as blockc's own metadata has it; of onnxruntime, what its graphs want."""
+    runtime = oldest(Target())
+    measured = {"onnxruntime": runtime, "onnxruntime-gpu": runtime}
     try:
         said = metadata.requires("blockc") or []
     except metadata.PackageNotFoundError:
-        return {}
+        return measured
     found = (re.match(r"([\w.-]+)(?:\[[^\]]*\])? *>= *([\d.]+)", line) for line in said)
-    return {match[1].lower(): match[2] for match in found if match}
+    return {match[1].lower(): match[2] for match in found if match} | measured
 
 
 def runtimes() -> list[str]:
@@ -181,18 +185,10 @@ def _outdated(packages: tuple[Package, ...]) -> list[Problem]:
         floor = least.get(package.name, "0")
         if package.version is None and package.name in CORE:
             found.append(Problem(f"{package.name} is missing", f"`pip install '{package.name}>={floor}'`"))
-        elif package.version is not None and _numbers(package.version) < _numbers(floor):
+        elif package.version is not None and release(package.version) < release(floor):
             what = f"{package.name} is {package.version}, and blockc is made for {floor} and later"
             found.append(Problem(what, f"`pip install -U '{package.name}>={floor}'`"))
     return found
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """1.27 and 1.27.0 are one version."""
-    numbers = [int(n) for n in re.match(r"[\d.]*", version)[0].split(".") if n]  # type: ignore[index]
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
 
 
 def _twice(found: list[str]) -> list[Problem]:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from blockc.basics.floats import Dtype
+from blockc.basics.opsets import OPSETS
 from blockc.cli.common import (
     ENVIRONMENT,
     NOTHING,
@@ -86,7 +87,17 @@ def build(
     cache: Annotated[
         Cache | None,
         typer.Option(
-            help="How portable ONNX keeps keys and values: joined with the past, or written into a buffer (opset 24).",
+            help="How portable ONNX keeps keys and values: joined with the past, or written into a buffer.",
+            show_default=False,
+        ),
+    ] = None,
+    opset: Annotated[
+        int | None,
+        typer.Option(
+            min=OPSETS.start,
+            max=OPSETS[-1],
+            metavar="N",
+            help=f"Say portable ONNX in the operators of this opset, {OPSETS.start} to {OPSETS[-1]}, for older runtimes.",
             show_default=False,
         ),
     ] = None,
@@ -126,6 +137,8 @@ def build(
         stop(USAGE, f"--target {products[0]} wants a model with weights: give them with --weights PATH")
     if ep is not None and cache is not None:
         stop(USAGE, "--cache speaks of portable ONNX: a provider's own attention takes either")
+    if ep is not None and opset is not None:
+        stop(USAGE, "--opset speaks of portable ONNX: a provider's own operators are of none")
     if ep is None and padding == "right":
         stop(USAGE, "--padding right speaks of a provider's attention: give --ep")
     if no_verify and require_proof:
@@ -134,7 +147,7 @@ def build(
         stop(USAGE, "--set makes another model: say where it goes with --out DIR")
     if out == "":
         stop(USAGE, "--out is empty: name a folder, or say . for the one you are in")
-    target = Target(ep, dtype or DEFAULT[ep], _logits(logits), cache or "joined", padding=padding)
+    target = Target(ep, dtype or DEFAULT[ep], _logits(logits), cache or "joined", padding=padding, opset=opset)
     model = api.compile(file, assignments)
     if weights != file:  # of a folder's own config.json they are among the notes
         print_findings(model.warnings)

@@ -77,7 +77,7 @@ def emit(
     model = helper.make_model(
         graph,
         producer_name="blockc",
-        ir_version=min(_IR_VERSION, helper.find_min_ir_version_for([helper.make_opsetid("", opset)])),
+        ir_version=min(_IR_VERSION, helper.find_min_ir_version_for([helper.make_opsetid("", opset)], True)),
         opset_imports=[helper.make_opsetid(domain, version) for domain, version in opsets.items()],
     )
     helper.set_model_props(model, dict(metadata))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from blockc.basics.opsets import BUFFERED
 from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Op, Sample, Type, expect
 from blockc.ir.op import USUAL
 from blockc.ir.reach import Clock, Constant, Leaks, Reach, Tokens, along
@@ -24,7 +25,7 @@ class Write(Op):
     """
 
     axis: int = field(default=2, metadata=USUAL)
-    since = 24
+    since = BUFFERED
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         past, new, first = args

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blockc.basics.opsets import USUAL
 from blockc.ir import (
     Arrays,
     Dim,
@@ -216,7 +217,9 @@ class LayerNorm(Elementwise):
         return f"{me}({args[0]})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
-        given = (self.gain(g, params), *params[1:])
+        given = [self.gain(g, params), *params[1:]]
+        if not self.bias and g.opset < USUAL:  # older runtimes break down where they join a norm without a bias to a sum
+            given.append(g.real(np.zeros(self.width)))
         return [g.op("LayerNormalization", args[0], *given, axis=-1, epsilon=self.eps, stash_type=1)]
 
     def gain(self, g: OnnxBuilder, params: Sequence[OnnxValue]) -> OnnxValue:

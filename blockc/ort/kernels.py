@@ -1,4 +1,4 @@
-"""What onnxruntime's kernels take: float types, by execution provider and operator, and heads of an attention.
+"""What onnxruntime takes: which of its releases which graph; of its kernels the float types and heads.
 
 From onnxruntime's list of kernels. Of the operators of ai.onnx the CPU has all that the portable graph uses; CUDA lacks
 some, and lowering.py lowers them otherwise.
@@ -6,10 +6,22 @@ some, and lowering.py lowers them otherwise.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from blockc.basics.floats import Dtype
+from blockc.basics.opsets import BUFFERED, USUAL
 from blockc.graph.target import Provider, Target
+
+# The oldest release that opens a graph of an opset and computes it right, whatever the spec. Measured: tests/oldest.py.
+# Of 1.15 no earlier one has packages for Python 3.11. From 23 on the operators came earlier, and were wrong: see docs.
+OLDEST: Mapping[int, str] = {
+    17: "1.15", 18: "1.15", 19: "1.16", 20: "1.17", 21: "1.18", 22: "1.21",
+    23: "1.28", 24: "1.28", 25: "1.28", 26: "1.28", 27: "1.28",
+}  # fmt: skip
+OLDEST_LAST = "1.20"  # of a graph that gives the last token's logits: before, there is no ArgMax of int64
+OLDEST_OWN = "1.28"  # of a provider's own operators
 
 _ALL: frozenset[Dtype] = frozenset(("fp32", "bf16", "fp16"))
 _FP32: frozenset[Dtype] = frozenset(("fp32",))
@@ -43,6 +55,31 @@ COMPUTES: Mapping[Provider, frozenset[Dtype]] = {"cpu": _IEEE, "cuda": _ALL}
 # a multiple of TURNED.
 HEAD, TURNED = 8, 16  # diagnostics/advice.py says them in words
 WIDEST: Mapping[Provider, int] = {"cuda": 256}
+
+
+def oldest(target: Target) -> str:
+    """The release of onnxruntime that a target's graph wants at least."""
+    if target.provider is not None:
+        return OLDEST_OWN
+    opset = target.opset or (BUFFERED if target.cache == "buffer" else USUAL)
+    wanted = [OLDEST[opset]] if target.logits == "all" else [OLDEST[opset], OLDEST_LAST]
+    return max(wanted, key=release)
+
+
+def opset_for(target: Target, version: str) -> int | None:
+    """The newest opset in which a release computes a portable graph, if there is one."""
+    if target.provider is not None:
+        return None
+    fit = (n for n in OLDEST if release(oldest(replace(target, opset=n))) <= release(version))
+    return max(fit, default=None)
+
+
+def release(version: str) -> tuple[int, ...]:
+    """1.27 and 1.27.0 are one version."""
+    numbers = [int(number) for number in re.match(r"[\d.]*", version)[0].split(".") if number]  # type: ignore[index]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
 
 
 def has(target: Target, operator: str) -> bool:

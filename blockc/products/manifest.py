@@ -11,7 +11,15 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    model_validator,
+)
 
 from blockc.basics.errors import BlockcError, CheckpointError
 from blockc.basics.jsonfile import FileError, json_object, typed, written
@@ -137,6 +145,12 @@ class Manifest(BaseModel):
     products: tuple[Annotated[str, AfterValidator(_product)], ...]
     files: dict[Annotated[str, AfterValidator(_file)], Digest]
     weights: Weights | None = None
+
+    @field_serializer("target", mode="wrap")
+    def _asked(self, target: Target, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An opset stands there where one was asked for: without, it is as builds have it that could ask for none."""
+        said: dict[str, Any] = written(target)
+        return said if target.opset is not None else {key: value for key, value in said.items() if key != "opset"}
 
     @model_validator(mode="after")
     def _whole(self) -> Manifest:

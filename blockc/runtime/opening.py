@@ -15,7 +15,7 @@ from blockc.graph.contract import Contract, Port
 from blockc.graph.target import Provider, Target
 from blockc.ir import Dtype
 from blockc.language.spec import load
-from blockc.ort.kernels import COMPUTES
+from blockc.ort.kernels import COMPUTES, oldest, opset_for, release
 from blockc.pipeline.compiled import compiled
 from blockc.products.manifest import MANIFEST, MODEL, SPEC, FolderError, Manifest, digest_of, is_source, misstated, read
 from blockc.weights.checkpoint import linked_checkpoint
@@ -28,7 +28,7 @@ FLOAT, INT64 = FLOATS["fp32"].onnx, 7  # onnx's numbers
 ONNX_FLOATS = {one.onnxruntime: one.onnx for one in FLOATS.values()}
 ONNX_TYPES = {**ONNX_FLOATS, "tensor(int64)": INT64}
 # Older kernels of GatherND and Concat have a graph copy, at each replay, from memory of the host that is gone by then.
-CAPTURES = (1, 31, 1)
+CAPTURES = "1.31.1"
 
 
 class SessionError(BlockcError):
@@ -90,6 +90,7 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool,
     _compare(folder, manifest)
     made = compiled(load(folder / SPEC))
     _refuse(folder, target, provider)
+    _refuse_old(folder, target)
     if capture:
         _refuse_capture(folder, target, provider)
     session = session_at(folder / MODEL, provider, threads, prepack, capture)
@@ -182,6 +183,20 @@ def _refuse(folder: Path, target: Target, provider: Provider) -> None:
         raise SessionError(f"{folder}: was built for the CPU: build it with --ep cuda")
 
 
+def _refuse_old(folder: Path, target: Target) -> None:
+    """A runtime that does not open the graph, or computes it wrong."""
+    import onnxruntime
+
+    wanted = oldest(target)
+    if release(onnxruntime.__version__) < release(wanted):
+        package = "onnxruntime-gpu[cuda,cudnn]" if target.provider == "cuda" else "onnxruntime"
+        fit = opset_for(target, onnxruntime.__version__)
+        raise SessionError(
+            f"{folder}: this onnxruntime is {onnxruntime.__version__}, and its graph wants {wanted} or later: "
+            f"`pip install -U '{package}>={wanted}'`" + (f", or build it with --opset {fit}" if fit else "")
+        )
+
+
 def _refuse_capture(folder: Path, target: Target, provider: Provider) -> None:
     """What a CUDA graph cannot be made of: nodes that run elsewhere, and results that would be copied out of it."""
     if provider != "cuda" or target.provider != "cuda":
@@ -193,11 +208,10 @@ def _refuse_capture(folder: Path, target: Target, provider: Provider) -> None:
         )
     import onnxruntime
 
-    if tuple(int(part) for part in onnxruntime.__version__.split(".")[:3] if part.isdigit()) < CAPTURES:
-        wanted = ".".join(map(str, CAPTURES))
+    if release(onnxruntime.__version__) < release(CAPTURES):
         raise ProviderError(
-            f"this onnxruntime is {onnxruntime.__version__}, and from {wanted} on a CUDA graph can be replayed: "
-            f"`pip install 'onnxruntime-gpu[cuda,cudnn]>={wanted}'`"
+            f"this onnxruntime is {onnxruntime.__version__}, and from {CAPTURES} on a CUDA graph can be replayed: "
+            f"`pip install 'onnxruntime-gpu[cuda,cudnn]>={CAPTURES}'`"
         )
 
 
