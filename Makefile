@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # onnxruntime-gpu as pyproject.toml asks for it; CUDA's libraries, its extras, are dependencies and stay away.
 REQUIRED := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["cuda"])
 
-.PHONY: demo test quick matrix coverage lint types unit gpu-package fuzz mutate bench golden generated clean
+.PHONY: demo test quick matrix coverage lint types unit clients gpu-package fuzz mutate bench golden generated clean
 
 demo: $(VENV)/.demo
 	$(BIN)/blockc build specs/llama3-8b.yaml --out build/llama3-8b --require-proof
@@ -42,6 +42,11 @@ matrix: $(VENV)/.test
 # Which lines and branches of blockc the tests reach; counting takes as long as half the tests.
 coverage: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
+
+# Real clients, each in an environment of its own: the oldest onnxruntime that each graph is said to run on. They are
+# fetched, and a test that finds no network says so.
+clients: $(VENV)/.test
+	BLOCKC_CLIENTS=1 $(BIN)/python -m pytest -m client -rs
 
 # The golden matrix, and what is known of graphs for CUDA, on onnxruntime-gpu, which runs on the CPU where CUDA's libraries
 # are not. It has the same modules as onnxruntime, so it lies in a folder that comes first; a test says which one is used.

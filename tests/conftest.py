@@ -32,6 +32,7 @@ BACKENDS = (
     "packed",
     "by rows",
     "buffer",
+    "oldest opset",
     "cuda graph",
     "fp16",
     "reference",
@@ -48,7 +49,7 @@ BACKENDS = (
 # Costly columns, and what a spec has to be told from others by to stand in one: see tests/structures.py.
 UNLIKE = {
     "aot_eager": "kinds", "export": "model", "buffer": "graphs", "by rows": "graphs", "cuda graph": "graphs",
-    "fp16": "graphs", "packed": "graphs",
+    "fp16": "graphs", "oldest opset": "graphs", "packed": "graphs",
 }  # fmt: skip
 LEGEND = {
     "sampled": "six kinds of run of the twin; `make matrix` runs all",
@@ -68,6 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "backend(*names, sampled): what the test proves of the spec among its parameters, or a sample of it"
     )
+    config.addinivalue_line("markers", "client: fetches a package of another version; `make clients` runs it")
     config.addinivalue_line("markers", "costly: takes seconds, and is left out of --quick, as what starts processes is")
 
 
@@ -81,6 +83,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What fills the table goes one way for all specs: branches are counted in the other tests, at half the cost."""
+    if os.environ.get("BLOCKC_CLIENTS") != "1":
+        left = [item for item in items if next(item.iter_markers("client"), None)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
     if config.getoption("--quick"):
         from tests.tiers import costly
 

@@ -15,7 +15,7 @@ from blockc.graph.target import Target
 from blockc.ir import Array
 from blockc.pipeline.compiled import PORTABLE, Compiled, with_joined
 from blockc.proof.cases import Case, cases
-from blockc.proof.feeding import feeds, empty_states
+from blockc.proof.feeding import empty_states, feeds
 from blockc.proof.matrix import RUN_AS, SEED, TOLERANCE, Truth
 from blockc.weights.rules import random_parameters
 
@@ -36,7 +36,9 @@ def record(twin: Compiled, target: Target, folder: Path, only: frozenset[str]) -
     for case in cases(twin.spec.top.vocab, cached=bool(twin.contract(PORTABLE).held), only=only):
         if case.labels or (contract.one_row and case.several_on_a_past):
             continue
-        calls = [_call(truth, case, feed.inputs, feed.columns, real.name, contract.every) for feed in feeds(contract, case)]
+        calls = [
+            _call(truth, case, feed.inputs, feed.columns, real.name, contract.every) for feed in feeds(contract, case)
+        ]
         arrays = {f"{i} {name}": a for i, call in enumerate(calls) for name, a in call.items()}
         empty = {f"0 {name}": a for name, a in empty_states(contract, case, real).items()}
         np.savez(folder / f"{case.name}.npz", **arrays, **empty)  # pyright: ignore[reportArgumentType]
@@ -44,7 +46,9 @@ def record(twin: Compiled, target: Target, folder: Path, only: frozenset[str]) -
     (folder / "told.json").write_text(json.dumps(told), encoding="utf-8")
 
 
-def _call(truth: Truth, case: Case, inputs: dict[str, Array], columns: Array, dtype: str, every: bool) -> dict[str, Array]:
+def _call(
+    truth: Truth, case: Case, inputs: dict[str, Array], columns: Array, dtype: str, every: bool
+) -> dict[str, Array]:
     """What goes in, and for each row the columns that count and their logits."""
     alone = [truth.alone(row, dtype, case.first) for row in case.rows]
     wanted = np.zeros((*columns.shape, alone[0].shape[-1]))

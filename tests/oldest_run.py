@@ -23,9 +23,7 @@ def judged(folder: Path) -> str:
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     try:
-        session = onnxruntime.InferenceSession(
-            str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
-        )
+        session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
         return next(filter(None, (wrong(session, folder, told, case) for case in told["cases"])), "")
     except Exception as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
@@ -39,7 +37,8 @@ def wrong(session, folder: Path, told, case: str) -> str:
     worst = 0.0
     for i in range(told["cases"][case]):
         call = {name.partition(" ")[2]: arrays[name] for name in arrays.files if name.startswith(f"{i} ")}
-        outputs = dict(zip(names, session.run(names, {k: v for k, v in (call | states).items() if k in inputs})))
+        given = {name: value for name, value in (call | states).items() if name in inputs}
+        outputs = dict(zip(names, session.run(names, given), strict=True))
         states = {past: outputs[present] for past, present in told["states"].items()}
         worst = max(worst, apart(call, outputs))
     return "" if worst <= told["tolerance"] else f"{case}: {worst:.1e} of the logits' spread"

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from blockc.basics.opsets import OPSETS
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
 from blockc.ir import Function, Node, functions, is_call
@@ -26,6 +27,7 @@ COLUMNS = {
     "fp16": (Target(dtype="fp16"), Target("cpu", "fp16")),
     "packed": (Target("cpu", packed=True),),
     "by rows": (Target("cpu", padding="right"),),
+    "oldest opset": (Target(opset=OPSETS.start),),
 }
 PROVIDERS = tuple(target for targets in COLUMNS.values() for target in targets)
 

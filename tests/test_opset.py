@@ -142,7 +142,8 @@ def test_no_such_opset(words: tuple[str, ...], tmp_path: Path, capsys: pytest.Ca
 
 
 def test_the_table_of_the_page_is_the_codes() -> None:
-    rows = re.findall(r"(?m)^\| (portable|`--ep \w+`)(.*?) \| ([\d, ]+) \| ([\d.]+) \|", (ROOT / "docs/backends.md").read_text())
+    page = (ROOT / "docs" / "backends.md").read_text()
+    rows = re.findall(r"(?m)^\| (portable|`--ep \w+`)(.*?) \| ([\d, ]+) \| ([\d.]+) \|", page)
     told: dict[Target, str] = {}
     for graph, more, opsets, version in rows:
         for opset in map(int, opsets.split(",")):
@@ -151,10 +152,11 @@ def test_the_table_of_the_page_is_the_codes() -> None:
                 continue
             asked = opset if "--opset" in more else None
             logits = ("last", 5) if "--logits" in more else ("all",)
-            told |= {Target(cache="buffer" if "buffer" in more else "joined", opset=asked, logits=n): version for n in logits}
+            dtype, cache = "fp16" if "fp16" in more else "fp32", "buffer" if "buffer" in more else "joined"
+            told |= {Target(None, dtype, n, cache, opset=asked): version for n in logits}
             assert asked or opset == (BUFFERED if "buffer" in more else USUAL)
     assert {t.opset for t in told} == {None, *OPSETS} and {t.provider for t in told} == {None, "cpu", "cuda"}
-    assert {t.logits for t in told if t.opset} == {"all", "last", 5}
+    assert {t.logits for t in told if t.opset} == {"all", "last", 5} and {t.dtype for t in told} == {"fp32", "fp16"}
     assert told == {target: oldest(target) for target in told}
     assert OLDEST.keys() == set(OPSETS)
 
@@ -187,5 +189,6 @@ def test_the_newest_opset_for_a_release() -> None:
     assert opset_for(Target(), "1.14.1") is None and opset_for(Target(), "1.15.0") == 18
     assert opset_for(Target(logits="last"), "1.19.2") is None and opset_for(Target(logits=3), "1.20.0") == 21
     assert opset_for(Target("cpu"), "1.26.0") is None
+    assert opset_for(Target(), "1.31.1") == 26
     assert opset_for(Target(cache="buffer"), "1.100") == OPSETS[-1]
     assert release("1.27") == release("1.27.0") < release("1.27.1") < release("1.100")

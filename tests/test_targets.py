@@ -38,7 +38,7 @@ from tests.tiers import chosen
 
 ROOT = Path(__file__).parent.parent
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
-(BUFFER,), (CUDA,), HALVES, (PACKED,), (ROWS,) = COLUMNS.values()
+(BUFFER,), (CUDA,), HALVES, (PACKED,), (ROWS,), (OLDEST,) = COLUMNS.values()
 unlike_specs = pytest.mark.parametrize("name", chosen(*PROVIDERS))
 _proofs: dict[str, Proof] = {}
 CASES = frozenset(
@@ -99,6 +99,13 @@ def test_the_cpus_kernel_by_rows_lengths_is_the_oracle(name: str) -> None:
     """Without a mask that is added: rows stand at the left."""
     held(name, "oracle, fused, by rows", "float64", last=False)
     held(name, "onnxruntime, fused, by rows", "float32")
+
+
+@pytest.mark.backend("oldest opset")
+@unlike_specs
+def test_the_graph_of_the_oldest_opset_is_the_oracle(name: str) -> None:
+    held(name, f"onnxruntime, opset {OLDEST.opset}", "float32", CASES | {"chunked"}, last=False)
+    held(name, f"onnxruntime, last token, opset {OLDEST.opset}", "float32", last=False)
 
 
 def test_a_cell_that_is_like_others_holds_nothing_of_its_own() -> None:

@@ -97,7 +97,7 @@ def build(
             min=OPSETS.start,
             max=OPSETS[-1],
             metavar="N",
-            help=f"Say portable ONNX in the operators of this opset, {OPSETS.start} to {OPSETS[-1]}, for older runtimes.",
+            help=f"Whose operators portable ONNX is said in, {OPSETS.start} to {OPSETS[-1]}: for older runtimes.",
             show_default=False,
         ),
     ] = None,

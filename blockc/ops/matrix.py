@@ -218,7 +218,9 @@ class LayerNorm(Elementwise):
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         given = [self.gain(g, params), *params[1:]]
-        if not self.bias and g.opset < USUAL:  # older runtimes break down where they join a norm without a bias to a sum
+        if (
+            not self.bias and g.opset < USUAL
+        ):  # older runtimes break down where they join a norm without a bias to a sum
             given.append(g.real(np.zeros(self.width)))
         return [g.op("LayerNormalization", args[0], *given, axis=-1, epsilon=self.eps, stash_type=1)]
 

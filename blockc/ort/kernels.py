@@ -15,12 +15,13 @@ from blockc.basics.opsets import BUFFERED, USUAL
 from blockc.graph.target import Provider, Target
 
 # The oldest release that opens a graph of an opset and computes it right, whatever the spec. Measured: tests/oldest.py.
-# Of 1.15 no earlier one has packages for Python 3.11. From 23 on the operators came earlier, and were wrong: see docs.
+# Before 1.15 there are no packages for Python 3.11. The operators of 23 came earlier, and were wrong: see the docs.
 OLDEST: Mapping[int, str] = {
     17: "1.15", 18: "1.15", 19: "1.16", 20: "1.17", 21: "1.18", 22: "1.21",
-    23: "1.28", 24: "1.28", 25: "1.28", 26: "1.28", 27: "1.28",
+    23: "1.28", 24: "1.28", 25: "1.28", 26: "1.28", 27: "1.32", 28: "1.32",
 }  # fmt: skip
 OLDEST_LAST = "1.20"  # of a graph that gives the last token's logits: before, there is no ArgMax of int64
+OLDEST_HALF = "1.20"  # of one in fp16 or bf16: before, clipped queries are wrong
 OLDEST_OWN = "1.28"  # of a provider's own operators
 
 _ALL: frozenset[Dtype] = frozenset(("fp32", "bf16", "fp16"))
@@ -62,8 +63,9 @@ def oldest(target: Target) -> str:
     if target.provider is not None:
         return OLDEST_OWN
     opset = target.opset or (BUFFERED if target.cache == "buffer" else USUAL)
-    wanted = [OLDEST[opset]] if target.logits == "all" else [OLDEST[opset], OLDEST_LAST]
-    return max(wanted, key=release)
+    last = [] if target.logits == "all" else [OLDEST_LAST]
+    half = [] if target.dtype == "fp32" else [OLDEST_HALF]
+    return max((OLDEST[opset], *last, *half), key=release)
 
 
 def opset_for(target: Target, version: str) -> int | None:
