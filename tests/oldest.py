@@ -13,7 +13,7 @@ import numpy as np
 
 from blockc.graph.target import Target
 from blockc.ir import Array
-from blockc.pipeline.compiled import PORTABLE, Compiled, with_joined
+from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.proof.cases import Case, cases
 from blockc.proof.feeding import empty_states, feeds
 from blockc.proof.matrix import RUN_AS, SEED, TOLERANCE, Truth
@@ -27,7 +27,7 @@ def record(twin: Compiled, target: Target, folder: Path, only: frozenset[str]) -
     params = random_parameters(twin.function, SEED)
     truth = Truth(twin, params)
     folder.mkdir(parents=True)
-    (folder / "model.onnx").write_bytes(twin.onnx(target, with_joined(params, twin.parts(target)), dtype))
+    (folder / "model.onnx").write_bytes(twin.onnx(target, params, dtype))
     told: dict[str, object] = {
         "states": {held.past: held.present for held in contract.held},
         "tolerance": TOLERANCE[real.name],
