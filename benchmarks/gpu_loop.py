@@ -232,12 +232,11 @@ def loops(name: str, compiling: bool, provider: str, quick: bool, until: float) 
 
     from blockc import api
     from blockc.graph.target import Target
-    from blockc.proof.feeding import by_rows
     from blockc.proof.runners import load_module
 
     compiled = api.compile(api.bundled()[name])
     compiled = api.twin(compiled) if quick else compiled
-    if not by_rows(compiled.flat(Target("cuda", DTYPE))):
+    if compiled.contract(Target("cuda", DTYPE)).feeding != "rows":
         yield True, f"{compiled.spec.name:17} not measured: its attention is not fused"
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -32,9 +32,10 @@ class Strict:
         self.like = next(iter(self.params.values()))
 
     def run(self, case: Any) -> Any:
+        from blockc.graph.contract import contract
         from blockc.proof.feeding import chunked
 
-        return chunked(self.function, case, self.call, np.float16)
+        return chunked(contract(self.function), case, self.call, np.float16)
 
     def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Caches stay tensors from one call to the next; logits come back as float32 arrays."""
@@ -87,7 +88,6 @@ def _compared(twin: Any, target: Any, provider: str) -> tuple[int, float, float]
     import torch
 
     from blockc.proof.cases import Case, cases
-    from blockc.proof.feeding import by_rows
     from blockc.proof.matrix import filled
     from blockc.proof.runners import Oracle
     from blockc.weights.rules import random_parameters
@@ -101,7 +101,11 @@ def _compared(twin: Any, target: Any, provider: str) -> tuple[int, float, float]
     runs, errors, agree = 0, [0.0], list[bool]()
     for case in cases(twin.spec.top.vocab, cached=True):
         whole = len(case.chunks) == 1
-        if case.labels or (by_rows(function) and case.several_on_a_past) or (target.logits != "all" and not whole):
+        if (
+            case.labels
+            or (twin.contract(target).one_row and case.several_on_a_past)
+            or (target.logits != "all" and not whole)
+        ):
             continue
         truth = [oracle.run(Case("alone", (row,), (0,), (len(row),)), exact).logits[0] for row in case.rows]
         spread = float(np.std(np.concatenate(truth)))

@@ -41,10 +41,12 @@ from blockc.products.manifest import MANIFEST, MODEL, TEXTS, Manifest, Source, W
 from blockc.products.ownership import Output
 from blockc.weights.safetensors import files_stored
 from blockc.products.staging import commit, staging, unfinished
+from blockc.graph.contract import Contract
 from blockc.graph.target import Target
 how, out, weights = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 linked = Weights(mode="link", sources=tuple(map(Source.of, files_stored([weights])[1])), data=None)
 versions = {"blockc": "0", "numpy": "0", "onnx": "0"}
+contract = Contract((), (), (), "joined", False, None, ())
 def settle(out):
     with staging(out):
         pass
@@ -57,8 +59,8 @@ def build(version):
             (stage / name).write_bytes(data)
         os.link(weights, stage / weights.name)
         said = Manifest(
-            blockc_build=1, versions=versions, name="light", semantic_hash="0" * 64, parameters=version,
-            target=Target(), padding="any", by_length=(), weights=linked,
+            blockc_build=2, versions=versions, name="light", semantic_hash="0" * 64, parameters=version,
+            target=Target(), contract=contract, products=(), weights=linked,
             files=dict.fromkeys(names(version), sha256(data).hexdigest()),
         )
         files = {**dict.fromkeys(names(version), data), MANIFEST: said.written()}
