@@ -42,7 +42,17 @@ def twin(name: str, *assignments: str) -> Compiled:
 def python(version: str, folder: Path) -> Path:
     """An environment with this onnxruntime. Skips where no network is, and there alone."""
     venv.create(folder, with_pip=False)
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--no-deps", "--quiet"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin" / "python"),
+        "install",
+        "--no-deps",
+        "--quiet",
+        "--retries=2",
+    ]
     packages = [f"onnxruntime=={version}", f"numpy=={NUMPY}"]
     done = subprocess.run([*pip, "--no-compile", *packages], capture_output=True, text=True, timeout=300)
     if offline(done.returncode, done.stderr):
