@@ -104,7 +104,7 @@ def emit(function: Function, *, name: str, summary: str, load: Loading, init: fl
     loss, labels = _LOSSES[root.causal]
     helpers = _helpers(function, [*(["query_positions"] if reads else []), loss])
     body = _Body(root, helpers)
-    logits = body[dict(root.outputs)[LOGITS]]
+    logits = body[root.output(LOGITS)]
     return (
         _environment()
         .get_template(f"torch/{'cached' if serves.held else 'plain'}.py.j2")

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
+from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS
 from blockc.ir import (
     B,
     Call,
@@ -45,7 +46,7 @@ def build(decoder: Decoder) -> Function:
     if decoder.final_norm is not None:
         x = decoder.final_norm.expand(Scope(decoder.width), x, "final_norm", None)
     logits = root.head(x)
-    return Function("Model", root.inputs, (("logits", logits),), causal=_causal(decoder))
+    return Function("Model", root.inputs, ((LOGITS, logits),), causal=_causal(decoder))
 
 
 def _causal(decoder: Decoder) -> bool:
@@ -64,8 +65,7 @@ class _Root:
         self.decoder = decoder
         ids = Input(tensor("int", B, S), token_axis=1)
         self.inputs = tuple(
-            Node(replace(ids, grows=1) if name == "attention_mask" else ids, (), name)
-            for name in ("input_ids", "attention_mask", "position_ids")
+            Node(replace(ids, grows=1) if name == MASK else ids, (), name) for name in (IDS, MASK, POSITIONS)
         )
         self.named: dict[str, Value] = {n.name: n[0] for n in self.inputs}
         self.shared: dict[Shared, tuple[Value, ...]] = {}
@@ -96,14 +96,14 @@ class _Root:
         """Look up, project, scale, add positions, norm."""
         decoder = self.decoder
         wide = decoder.embedding_width or decoder.width
-        self.table = node(Embed(decoder.vocab, wide), self.named["input_ids"], name="embedding")
+        self.table = node(Embed(decoder.vocab, wide), self.named[IDS], name="embedding")
         x = self.table[0]
         if wide != decoder.width:
             x = apply(Linear(wide, decoder.width), x, name="project_in")
         if decoder.scale is not None:
             x = apply(Scale(decoder.scale), x, name="scaled_embedding")
         if decoder.positions is not None:
-            x = decoder.positions.add(x, self.named["position_ids"], decoder.context)
+            x = decoder.positions.add(x, self.named[POSITIONS], decoder.context)
         if decoder.embedding_norm is not None:
             x = decoder.embedding_norm.expand(Scope(decoder.width), x, "embedding_norm", None)
         return x

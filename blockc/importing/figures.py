@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from blockc.basics.errors import shown
+from blockc.graph.contract import LOGITS
 from blockc.ir import Fact, Function, Node, Value, before, called, inline, is_call, layers
 from blockc.ops import Alibi, Linear, RotaryTable, Scale, Visible
 
@@ -65,8 +66,8 @@ def _around(n: Node) -> Iterator[tuple[str, Fact]]:
 
 def _sizes(function: Function) -> Iterator[tuple[str, Fact]]:
     """The stream is as wide as the first layer's input, and the logits as the vocab. A head is tied to a table."""
-    (_, logits), calls = function.outputs[0], layers(function)
-    yield from (("vocab", _wide(logits)), *(("width", _wide(first.inputs[0])) for first in calls[:1]))
+    calls = layers(function)
+    yield from (("vocab", _wide(function.output(LOGITS))), *(("width", _wide(first.inputs[0])) for first in calls[:1]))
     matrices = (param for n in function.nodes if isinstance(n.op, Linear) for param in n.params)
     yield "head.tied", any(param.role == "table" for param in matrices)
 

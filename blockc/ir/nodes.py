@@ -131,6 +131,10 @@ class Function:
     def output_names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.outputs)
 
+    def output(self, name: str) -> Value:
+        """The value that goes out by this name."""
+        return dict(self.outputs)[name]
+
     @cached_property
     def own_params(self) -> tuple[Param, ...]:
         """The parameters held by this function's own nodes, each once."""

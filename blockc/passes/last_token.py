@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blockc.graph.contract import IDS, MASK
+from blockc.graph.contract import IDS, LOGITS, MASK
 from blockc.ir import Function, Node, Value, apply
 from blockc.ops import LastIndex, QueryPositions, TakeToken
 
 
 def last_token(function: Function) -> Function:
-    """The first output for the last token only: (B, S, V) -> (B, 1, V). Takes an inlined function.
+    """Logits of the last token only: (B, S, V) -> (B, 1, V). Takes an inlined function.
 
     What works token by token is moved behind the pick, back to where keys, values or the cache need all tokens.
     """
     picked = _Pick(function).value()
-    (name, _), *others = function.outputs
-    return replace(function, outputs=((name, picked), *others))
+    outputs = ((name, picked if name == LOGITS else value) for name, value in function.outputs)
+    return replace(function, outputs=tuple(outputs))
 
 
 def _reached(values: list[Value]) -> set[Node]:
@@ -36,8 +36,8 @@ def _reached(values: list[Value]) -> set[Node]:
 class _Pick:
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.logits = function.outputs[0][1]
-        self.full = _reached([value for _, value in function.outputs[1:]])
+        self.logits = function.output(LOGITS)
+        self.full = _reached([value for name, value in function.outputs if name != LOGITS])
         while True:  # an operand that is read across tokens is needed whole, and so is what it is made from
             wanted = self._wanted()
             whole = _reached([v for n in wanted if not self._stops(n) for v in self._whole_operands(n)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blockc.graph.contract import LOGITS
 from blockc.ir import Function, Grows, Node, P, Type, Value, called, is_call, is_past
 from blockc.report.graph import Bytes, Graph, holds_scores, mask_of, same
 from blockc.report.schedule import Schedule
@@ -124,5 +125,5 @@ def activations(graph: Graph, number: int, context: int, batch: int) -> Activati
     cached = {n.name: (called(n), frozenset(kept.get(n.name, ()))) for n in graph.cached.nodes if is_call(n)}
     layers = {name: cached[first] for name, first in graph.first.items()}
     live = Schedule(graph.root, layers, size).live()
-    logits = graph.root.outputs[0][1]
+    logits = graph.root.output(LOGITS)
     return Activations(live.peak, live.peak_at, live.materialised, live.scores, size(logits.type))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from blockc.graph.contract import LOGITS
 from blockc.ir import Function, Node, Value, inline, is_call
 from blockc.report.graph import Bytes
 
@@ -75,7 +76,7 @@ class Schedule:
 
     def _apart(self) -> Values:
         """Logits, also before what is done to them entry by entry, such as a softcap; and what layers keep."""
-        value = self.root.outputs[0][1]
+        value = self.root.output(LOGITS)
         found = {value for _, value in self.root.outputs}
         while not value.node.params and len(value.node.inputs) == 1:
             value = value.node.inputs[0]
