@@ -17,7 +17,6 @@ import pytest
 import blockc
 from blockc import api
 from blockc.authoring.specfiles import write_whole
-from blockc.basics import distribution
 from blockc.cli import app, guarded, terminal
 from blockc.weights.rules import random_parameters
 from blockc.weights.safetensors import write_safetensors
@@ -268,32 +267,6 @@ def test_every_command_takes_the_global_options(capsys: pytest.CaptureFixture[st
 
 def test_version() -> None:
     assert run("--version") == (0, f"blockc {blockc.__version__}\n", "")
-
-
-# What is said of packages
-
-
-def test_how_an_extra_is_installed_is_said_once_and_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
-    for package, extra in distribution.EXTRAS.items():
-        (line,) = (line for line in text.splitlines() if line.startswith(f"{extra} = "))
-        assert package.replace("_", "-") in line
-    assert distribution.extra("run") == "`pip install '.[run]'` in a clone of blockc"
-    monkeypatch.setattr(distribution, "PUBLISHED", True)
-    assert distribution.missing("tokenizers") == "the package tokenizers is missing: `pip install 'blockc[run]'`"
-    sources = [path for path in (ROOT / "blockc").rglob("*.py") if path.name != "distribution.py"]
-    assert not [path for path in sources if "pip install 'blockc" in path.read_text()]
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    assert not [path for path in pages if "pip install 'blockc" in path.read_text()]
-
-
-def test_a_package_that_is_missing_is_named_with_what_brings_it(tmp_path: Path) -> None:
-    script = "import sys; sys.modules['gguf'] = None; sys.argv = ['blockc', 'build', 'gpt2', '--weights', 'x.gguf']; "
-    script += "from blockc.cli import main; main()"
-    (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(100))
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=ENV, capture_output=True, text=True)
-    assert done.returncode == 3
-    assert done.stderr == "blockc: the package gguf is missing: `pip install '.[gguf]'` in a clone of blockc\n"
 
 
 # Numbers and choices on the command line

@@ -6,6 +6,7 @@ so.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
@@ -28,17 +29,25 @@ EXTRAS = {
     "tokenizers": "run",
     "matplotlib": "bench",
 }
+WITH_CUDA = "onnxruntime-gpu[cuda,cudnn]"  # what the extra cuda brings
 
 
-def extra(name: str) -> str:
-    """The command that installs an extra, and where it works."""
-    return f"`pip install '{NAME}[{name}]'`" if PUBLISHED else f"`pip install '.[{name}]'` in a clone of {NAME}"
+def pip(*words: str) -> str:
+    """The command that installs packages, as a message has it. Every message that names one has it from here."""
+    return f"`pip install {shlex.join(words)}`"
+
+
+def extra(*names: str) -> str:
+    """The command that installs blockc with these extras, and where it works."""
+    extras = f"[{','.join(names)}]" if names else ""
+    return pip(f"{NAME}{extras}") if PUBLISHED else f"{pip(f'.{extras}')} in a clone of {NAME}"
 
 
 def missing(package: str | None, wanted: str | None = None) -> str:
     """The message for a package that cannot be imported. `wanted` is the extra for the whole task, if there is one."""
-    name = wanted or EXTRAS.get((package or "").partition(".")[0])
-    return f"the package {package} is missing" + (f": {extra(name)}" if name else "")
+    if name := wanted or EXTRAS.get((package or "").partition(".")[0]):
+        return f"the package {package} is missing: {extra(name)}"
+    return f"the package {package} is missing, which comes with {NAME}: {extra()}"
 
 
 class MissingPackageError(BlockcError, ImportError):

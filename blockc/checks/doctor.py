@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import blockc
+from blockc.basics.distribution import NAME, WITH_CUDA, pip
 from blockc.basics.floats import FLOATS
 from blockc.graph.target import Target
 from blockc.ort.kernels import oldest, release
@@ -125,11 +126,11 @@ def examined(folder: Path) -> Health:
     return Health(blockc.__version__, platform.python_version(), packages, providers, linking(folder), tuple(problems))
 
 
-_REINSTALL = "`pip install --force-reinstall onnxruntime`, or onnxruntime-gpu where that is wanted"
+_REINSTALL = f"{pip('--force-reinstall', 'onnxruntime')}, or onnxruntime-gpu where that is wanted"
 FIXES = {
     CPU: _REINSTALL,
-    CUDA: "it wants an NVIDIA driver (see nvidia-smi), CUDA and cuDNN: `pip install 'onnxruntime-gpu[cuda,cudnn]'`; "
-    "on a machine without such a device: `pip uninstall onnxruntime-gpu`, then `pip install onnxruntime`",
+    CUDA: f"it wants an NVIDIA driver (see nvidia-smi), CUDA and cuDNN: {pip(WITH_CUDA)}; "
+    f"on a machine without such a device: `pip uninstall onnxruntime-gpu`, then {pip('onnxruntime')}",
 }
 
 
@@ -148,7 +149,7 @@ def wanted() -> dict[str, str]:
     runtime = oldest(Target())
     measured = {"onnxruntime": runtime, "onnxruntime-gpu": runtime}
     try:
-        said = metadata.requires("blockc") or []
+        said = metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:
         return measured
     found = (re.match(r"([\w.-]+)(?:\[[^\]]*\])? *>= *([\d.]+)", line) for line in said)
@@ -184,10 +185,10 @@ def _outdated(packages: tuple[Package, ...]) -> list[Problem]:
     for package in packages:
         floor = least.get(package.name, "0")
         if package.version is None and package.name in CORE:
-            found.append(Problem(f"{package.name} is missing", f"`pip install '{package.name}>={floor}'`"))
+            found.append(Problem(f"{package.name} is missing", pip(f"{package.name}>={floor}")))
         elif package.version is not None and release(package.version) < release(floor):
             what = f"{package.name} is {package.version}, and blockc is made for {floor} and later"
-            found.append(Problem(what, f"`pip install -U '{package.name}>={floor}'`"))
+            found.append(Problem(what, pip("-U", f"{package.name}>={floor}")))
     return found
 
 
@@ -198,8 +199,8 @@ def _twice(found: list[str]) -> list[Problem]:
     return [
         Problem(
             what,
-            f"`pip uninstall {' '.join(found)}`, then one of them alone: `pip install 'onnxruntime-gpu[cuda,cudnn]'` "
-            "for CUDA, `pip install onnxruntime` without",
+            f"`pip uninstall {' '.join(found)}`, then one of them alone: {pip(WITH_CUDA)} for CUDA, "
+            f"{pip('onnxruntime')} without",
         )
     ]
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from blockc.basics import floats
+from blockc.basics.distribution import EXTRAS, extra
 from blockc.basics.floats import Dtype
 from blockc.basics.progress import Progress, silent
 from blockc.graph.target import Target
@@ -98,7 +99,8 @@ class Proof:
                 f"by {worst.error:.1e} of the logits' spread ({worst.variant}){at}"
             )
         if self.missing:
-            return f"not proved: {', '.join(f'{what} {why}' for what, why in self.missing.items())}"
+            absent = ", ".join(f"{package} {why}" for package, why in self.missing.items())
+            return f"not proved: {absent}: {extra(*(EXTRAS[package] for package in self.missing))}"
         backends = list(dict.fromkeys(row.backend.partition(",")[0] for row in self.rows))
         half, single = self._worst("float16"), self._worst("float64", "float32")
         return (

@@ -9,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from blockc.basics.distribution import WITH_CUDA, pip
 from blockc.basics.errors import BlockcError, CheckpointError
 from blockc.basics.floats import FLOATS
 from blockc.graph.contract import Contract, Port
@@ -193,7 +194,7 @@ def _refuse_old(folder: Path, target: Target) -> None:
         fit = opset_for(target, onnxruntime.__version__)
         raise SessionError(
             f"{folder}: this onnxruntime is {onnxruntime.__version__}, and its graph wants {wanted} or later: "
-            f"`pip install -U '{package}>={wanted}'`" + (f", or build it with --opset {fit}" if fit else "")
+            f"{pip('-U', f'{package}>={wanted}')}" + (f", or build it with --opset {fit}" if fit else "")
         )
 
 
@@ -211,7 +212,7 @@ def _refuse_capture(folder: Path, target: Target, provider: Provider) -> None:
     if release(onnxruntime.__version__) < release(CAPTURES):
         raise ProviderError(
             f"this onnxruntime is {onnxruntime.__version__}, and from {CAPTURES} on a CUDA graph can be replayed: "
-            f"`pip install 'onnxruntime-gpu[cuda,cudnn]>={CAPTURES}'`"
+            f"{pip(f'{WITH_CUDA}>={CAPTURES}')}"
         )
 
 
@@ -236,7 +237,7 @@ def session_at(path: Path, provider: Provider, threads: int | None, prepack: boo
         raise ProviderError(
             f"cuda was asked for, and onnxruntime would run on {', '.join(session.get_providers())}: its CUDA provider "
             f"did not start{failed}. It wants an NVIDIA driver (see nvidia-smi), and CUDA and cuDNN, which "
-            "`pip install 'onnxruntime-gpu[cuda,cudnn]'` brings"
+            f"{pip(WITH_CUDA)} brings"
         )
     return session
 
@@ -247,7 +248,7 @@ def _prepared(onnxruntime: Any) -> str:
     if PROVIDERS["cuda"] not in found:
         raise ProviderError(
             f"cuda was asked for, and this onnxruntime has {', '.join(found)}: `pip uninstall onnxruntime`, then "
-            "`pip install 'onnxruntime-gpu[cuda,cudnn]'`, on a machine with an NVIDIA driver"
+            f"{pip(WITH_CUDA)}, on a machine with an NVIDIA driver"
         )
     with redirect_stdout(StringIO()) as printed:
         onnxruntime.preload_dlls()
