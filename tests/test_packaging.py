@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.wheels import built
+
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
-    return built
+    return built(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_templates_specs_and_layouts(wheel: Path) -> None:
