@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from blockc.basics.errors import BlockcError, CheckpointError
+from blockc.basics.errors import BlockcError, CheckpointError, shown
 from blockc.basics.jsonfile import FileError, json_object, typed, written
 from blockc.graph.contract import Contract
 from blockc.graph.target import Target
@@ -36,7 +37,7 @@ SPEC = "spec.resolved.yaml"
 TEXTS = ("model.py", "graph.txt", "report.json", SPEC)
 _FIXED = frozenset({*TEXTS, MODEL, PROOF, *COMPANIONS})
 _WEIGHTS = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")  # as a checkpoint's files are called
-_FORMAT = 2
+FORMAT = 2  # a number for each set of keys: another one is another format
 
 
 class FolderError(BlockcError):
@@ -135,7 +136,7 @@ class Manifest(BaseModel):
     """All statements of a build."""
 
     model_config = _EXACT
-    blockc_build: Annotated[int, Field(ge=_FORMAT, le=_FORMAT)]
+    blockc_build: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     versions: Versions
     name: Annotated[str, Field(max_length=1000)]
     semantic_hash: Digest
@@ -183,7 +184,7 @@ class Manifest(BaseModel):
 def stated(model: Compiled, target: Target) -> dict[str, Any]:
     """What a manifest states of a model: all of it that a spec and a target give."""
     return {
-        "blockc_build": _FORMAT,
+        "blockc_build": FORMAT,
         "name": model.spec.name,
         "semantic_hash": model.decoder.semantic_hash,
         "parameters": model.parameters,
@@ -202,9 +203,26 @@ def read(folder: Path) -> Manifest:
     except FileNotFoundError:
         raise FolderError(f"{folder}: no {MANIFEST}, so no finished build") from None
     except FileError as error:
-        why = str(error).removeprefix(f"{path}: ")
-        raise FolderError(f"{path}: not a manifest of this version of blockc: build the folder again: {why}") from None
+        why = _of_another_format(path) or f"build the folder again: {str(error).removeprefix(f'{path}: ')}"
+        raise FolderError(f"{path}: not a manifest of this version of blockc: {why}") from None
     return manifest
+
+
+def _of_another_format(path: Path) -> str:
+    """What to do with a folder that an older or a newer blockc wrote; empty where its manifest says neither."""
+    try:
+        said = json_object(path)
+    except FileError:
+        return ""
+    number, versions = said.get("blockc_build", 1), said.get("versions")  # before 2 a manifest had no number
+    if "semantic_hash" not in said or type(number) is not int or number == FORMAT:
+        return ""
+    wrote = f" {shown(versions.get('blockc', ''))[:40]}" if isinstance(versions, dict) else ""
+    older = number < FORMAT
+    who = f"{'an older' if older else 'a newer'} blockc{wrote}"
+    what = f"{who} wrote it, in format {shown(number)[:20]}, and this one reads {FORMAT}"
+    again = f"build the folder again: `blockc build SPEC --out {shlex.quote(str(path.parent))} --force`"
+    return f"{what}: {again}" if older else f"{what}: update blockc, or {again}"
 
 
 def misstated(manifest: Manifest, model: Compiled) -> tuple[str, ...]:
@@ -240,6 +258,6 @@ def earlier_digests(folder: Path) -> dict[str, str]:
     except (FileError, OSError):
         return {}
     files = said.get("files")
-    if "semantic_hash" not in said or said.get("blockc_build") == _FORMAT or not isinstance(files, dict):
+    if "semantic_hash" not in said or said.get("blockc_build") == FORMAT or not isinstance(files, dict):
         return {}
     return {name: hash_ for name, hash_ in files.items() if name in file_names() and isinstance(hash_, str)}

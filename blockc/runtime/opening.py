@@ -190,7 +190,7 @@ def _refuse_old(folder: Path, target: Target) -> None:
 
     wanted = oldest(target)
     if release(onnxruntime.__version__) < release(wanted):
-        package = "onnxruntime-gpu[cuda,cudnn]" if target.provider == "cuda" else "onnxruntime"
+        package = WITH_CUDA if target.provider == "cuda" else "onnxruntime"
         fit = opset_for(target, onnxruntime.__version__)
         raise SessionError(
             f"{folder}: this onnxruntime is {onnxruntime.__version__}, and its graph wants {wanted} or later: "

@@ -3,7 +3,7 @@
     python -m tests.bad.renew
 
 tests/bad/*.yaml and *.txt    the bad example of each code and the texts below, and what is said of them
-tests/data/codes.txt          the codes and their titles; a line that is there is never changed here
+tests/data/stability/codes.txt    the codes and their titles; a line that is there is never changed here
 docs/diagnostics.md           from its heading The codes on
 """
 
@@ -19,7 +19,7 @@ from blockc.source import render
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-FROZEN = ROOT / "tests" / "data" / "codes.txt"
+FROZEN = ROOT / "tests" / "data" / "stability" / "codes.txt"
 PAGE = ROOT / "docs" / "diagnostics.md"
 HEADING = "## The codes\n"
 
