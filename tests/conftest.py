@@ -65,14 +65,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="the front end, and the proof of three specs")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "backend(*names, sampled): what the test proves of the spec among its parameters, or a sample of it"
-    )
-    config.addinivalue_line("markers", "client: fetches a package of another version; `make clients` runs it")
-    config.addinivalue_line("markers", "costly: takes seconds, and is left out of --quick, as what starts processes is")
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where a file imports a backend, --quick does not even load it."""
     from tests.tiers import backends
