@@ -24,7 +24,7 @@ from blockc.ir import Array, parameters
 from blockc.language.spec import from_tree
 from blockc.layouts.wrapper import wrapper
 from blockc.pipeline.compiled import Compiled, compiled
-from blockc.source import Entry, Mapping, Scalar
+from blockc.source import Entry, MappingNode, ScalarNode
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.plan import Plan, plan
 from blockc.weights.rules import misfit
@@ -300,7 +300,7 @@ def test_a_layout_that_an_import_does_not_fit_is_said_at_its_config() -> None:
     tree = from_config(json.dumps({"model_type": "llama", **GROUPED}).encode(), "there/config.json", "x").tree
     assert misses(compiled(from_tree(tree))) == []
     entry = tree.entries["checkpoint"]
-    other = {**tree.entries, "checkpoint": Entry(entry.key, Scalar("gpt2", entry.value.place, "gpt2"))}
-    (found,) = misses(compiled(from_tree(Mapping(other, tree.place))))
+    other = {**tree.entries, "checkpoint": Entry(entry.key, ScalarNode("gpt2", entry.value.place, "gpt2"))}
+    (found,) = misses(compiled(from_tree(MappingNode(other, tree.place))))
     assert found.place.file == "there/config.json" and "no tensor of the layout gives" in found.message
     assert found.hint == "choose another layout, or write the spec without checkpoint"

@@ -15,16 +15,16 @@ from blockc.cli import app, guarded
 from blockc.diagnostics.examples import BASE, changed
 from blockc.language.fmt import formatted
 from blockc.language.spec import load
-from blockc.source import Mapping, at, parse, plain, read
+from blockc.source import MappingNode, at, parse, plain, read
 
 ROOT = Path(__file__).parent.parent
 
 
-def spec(name: str) -> Mapping:
+def spec(name: str) -> MappingNode:
     return read(ROOT / "specs" / f"{name}.yaml")
 
 
-def tree(keys: str) -> Mapping:
+def tree(keys: str) -> MappingNode:
     return parse(changed(keys), "s.yaml")
 
 
@@ -97,7 +97,7 @@ def test_other_families_keep_what_is_no_size(name: str) -> None:
     assert sizes.depth % (2 if name == "gemma2-9b" else 1) == 0
 
 
-def said(tree: Mapping, path: str) -> object:
+def said(tree: MappingNode, path: str) -> object:
     found = at(tree, tuple(path.split(".")))
     return found and plain(found)
 

@@ -35,7 +35,7 @@ from blockc.ops import (
     SplitHeads,
 )
 from blockc.pipeline.compiled import Compiled, compiled
-from blockc.source import Mapping, override
+from blockc.source import MappingNode, override
 from blockc.weights.rules import random_parameters
 from tests.tiers import chosen
 
@@ -64,7 +64,7 @@ def small(name: str, *changes: str) -> Spec:
     """The twin, then changed: what is set here is not made smaller. A changed one fits no published checkpoint."""
     tree = shrink(load(SPECS[NAMES.index(name)])).tree
     if changes:
-        tree = Mapping({key: entry for key, entry in tree.entries.items() if key != "checkpoint"}, tree.place)
+        tree = MappingNode({key: entry for key, entry in tree.entries.items() if key != "checkpoint"}, tree.place)
     for change in changes:
         tree = override(tree, change)
     return from_tree(tree)

@@ -11,10 +11,10 @@ import pytest
 
 from blockc.diagnostics.meaning import KV_HEADS
 from blockc.source import (
-    Mapping,
+    MappingNode,
     Place,
-    Scalar,
-    Sequence,
+    ScalarNode,
+    SequenceNode,
     SpecError,
     find,
     finding,
@@ -270,12 +270,12 @@ def test_floats(text: str, number: float) -> None:
 @pytest.mark.parametrize("text", ['"1e-5"', "'1e-5'", '"null"', '""', "|\n  5", ">-\n  5", '"010"'])
 def test_quoted_is_text(text: str) -> None:
     tree = find(parse(f"a: {text}\n", "s.yaml"), ("a",))
-    assert isinstance(tree, Scalar) and tree.quoted and type(tree.value) is str
+    assert isinstance(tree, ScalarNode) and tree.quoted and type(tree.value) is str
 
 
 def test_written_text_is_kept() -> None:
     tree = find(parse("a: &x 1.0e6  # c\n", "s.yaml"), ("a",))
-    assert isinstance(tree, Scalar) and (tree.text, tree.value, tree.quoted) == ("1.0e6", 1e6, False)
+    assert isinstance(tree, ScalarNode) and (tree.text, tree.value, tree.quoted) == ("1.0e6", 1e6, False)
     assert tree.place == Place("s.yaml", 1, 7, 5)
 
 
@@ -292,7 +292,7 @@ def test_find_and_key_place() -> None:
     item = key_place(tree, ("attention", "bias", 1))
     assert (item.line, item.column) == (7, 13)
     assert find(tree, ("attention", "bias", 2)) is find(tree, ("attention", "bias"))
-    assert isinstance(find(tree, ("attention", "bias")), Sequence)
+    assert isinstance(find(tree, ("attention", "bias")), SequenceNode)
     flow = find(tree, ("norm",)).place
     assert (flow.line, flow.column, flow.width) == (4, 7, len("{type: rms, eps: 1e-5, placement: pre}"))
 
@@ -475,7 +475,7 @@ def test_fuzz() -> None:
             piece = rng.choice(pieces) if rng.random() < 0.8 else bytes([rng.randrange(256)])
             data[at : at + rng.randrange(3)] = piece
         try:
-            assert isinstance(parse(bytes(data), "f"), Mapping)
+            assert isinstance(parse(bytes(data), "f"), MappingNode)
         except SpecError as error:
             assert error.findings
             str(error).encode()

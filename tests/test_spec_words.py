@@ -8,7 +8,7 @@ import pytest
 
 from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import compiled
-from blockc.source import Entry, Mapping, Sequence, SpecError, Tree, parse
+from blockc.source import Entry, MappingNode, SequenceNode, SpecError, Tree, parse
 from tests.spec_text import changed, finding, made, spec
 from tests.spec_variants import VARIANTS
 
@@ -120,10 +120,10 @@ def paths(tree: Tree, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | 
     if path:
         yield path
     match tree:
-        case Mapping():
+        case MappingNode():
             for key, entry in tree.entries.items():
                 yield from paths(entry.value, (*path, key))
-        case Sequence():
+        case SequenceNode():
             for i, item in enumerate(tree.items):
                 yield from paths(item, (*path, i))
         case _:
@@ -134,12 +134,14 @@ def put(tree: Tree, path: tuple[str | int, ...], value: Tree) -> Tree:
     if not path:
         return value
     step, *rest = path
-    if isinstance(tree, Mapping):
+    if isinstance(tree, MappingNode):
         entry = tree.entries[str(step)]
-        return Mapping({**tree.entries, str(step): Entry(entry.key, put(entry.value, tuple(rest), value))}, tree.place)
-    assert isinstance(tree, Sequence)
+        return MappingNode(
+            {**tree.entries, str(step): Entry(entry.key, put(entry.value, tuple(rest), value))}, tree.place
+        )
+    assert isinstance(tree, SequenceNode)
     items = [put(item, tuple(rest), value) if i == step else item for i, item in enumerate(tree.items)]
-    return Sequence(tuple(items), tree.place)
+    return SequenceNode(tuple(items), tree.place)
 
 
 @pytest.mark.costly
@@ -150,7 +152,7 @@ def test_any_value_anywhere_is_read_or_refused_with_a_place(variant: str) -> Non
     for path in paths(tree):
         for value in odd:
             new = put(tree, path, value)
-            assert isinstance(new, Mapping)
+            assert isinstance(new, MappingNode)
             try:
                 compiled(from_tree(new))
             except SpecError as error:

@@ -15,7 +15,7 @@ from blockc.layouts import layout
 from blockc.pipeline.compiled import Compiled, compiled, compiled_tree
 from blockc.report import Report, report
 from blockc.report.sizes import byte_size
-from blockc.source import Finding, Mapping, SpecError, inert, override, read
+from blockc.source import Finding, MappingNode, SpecError, inert, override, read
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.rules import group_sizes, matched, misfit, rules
 
@@ -36,7 +36,7 @@ def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # n
     return model
 
 
-def _tree(path: Path) -> tuple[Mapping, tuple[Finding, ...]]:
+def _tree(path: Path) -> tuple[MappingNode, tuple[Finding, ...]]:
     """(The spec; the warnings of its import, where it is one.)"""
     config = config_file(path)
     if config is None:

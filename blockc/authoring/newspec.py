@@ -23,7 +23,7 @@ from blockc.ir import parameters
 from blockc.language.algebra import elaborate
 from blockc.language.fmt import number
 from blockc.language.spec import Document, Spec, from_tree
-from blockc.source import Mapping, SpecError, inert, parse, plain
+from blockc.source import MappingNode, SpecError, inert, parse, plain
 from blockc.source.text import resolve
 
 NEAR = 0.03  # of the budget
@@ -106,7 +106,7 @@ class Family:
         return sum(param.learned for param in parameters(function).values())
 
 
-def family(tree: Mapping, name: str) -> Family:
+def family(tree: MappingNode, name: str) -> Family:
     """Raises SpecError where the spec is wrong, NoDesignError where its layers have no one shape."""
     spec = from_tree(tree)
     data: Any = {
@@ -127,7 +127,7 @@ def family(tree: Mapping, name: str) -> Family:
     return Family(name, _within_scaling(data), sizes, _tile(data))
 
 
-def _plain(tree: Mapping) -> dict[str, Any]:
+def _plain(tree: MappingNode) -> dict[str, Any]:
     data: Any = plain(tree)
     return data
 
@@ -308,7 +308,7 @@ def budget_of(said: str | float) -> float:
     return number
 
 
-def new_spec(name: str, tree: Mapping, like: str, budget: float | None) -> tuple[str, Sizes, int]:
+def new_spec(name: str, tree: MappingNode, like: str, budget: float | None) -> tuple[str, Sizes, int]:
     """The text of a spec that `check` finds nothing in, its sizes and its parameters."""
     from blockc.checks.checking import check_text
 

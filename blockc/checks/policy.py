@@ -43,7 +43,7 @@ from blockc.report.figures import count
 from blockc.report.graph import Graph
 from blockc.report.memory import activations, cache, growth
 from blockc.report.sizes import SIZE, byte_size
-from blockc.source import Finding, Mapping, Place, SpecError, finding, inert, key_place, parse, plain, read_bytes
+from blockc.source import Finding, MappingNode, Place, SpecError, finding, inert, key_place, parse, plain, read_bytes
 
 
 def _size(value: object) -> object:
@@ -98,7 +98,7 @@ class Policy:
     """The bounds, and where each is written."""
 
     keys: PolicyKeys
-    tree: Mapping
+    tree: MappingNode
 
     def __repr__(self) -> str:
         bounds = ", ".join(sorted(self.keys.model_fields_set - {"policy"}))

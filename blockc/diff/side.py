@@ -17,7 +17,7 @@ from blockc.report import report
 from blockc.source import Place, at, key_place
 from blockc.weights.rules import Rule, group_sizes, rules
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 TOP = ("vocab", "width", "context", "embedding", "positions", "head")  # what is said once for the model
 
 
@@ -90,7 +90,7 @@ class Side:
     def leaves(self, i: int) -> list[Leaf]:
         return list(leaves(self.model.decoder.layers[i]))
 
-    def place(self, path: Path, i: int | None = None, label: str = "") -> Place | None:
+    def place(self, path: KeyPath, i: int | None = None, label: str = "") -> Place | None:
         """Where the key stands that says this: in layer i's own keys, where i is given. None where nothing says it."""
         tree = self.model.spec.tree if i is None else self.layer(i).tree
         own = () if i is None or label not in self.layer(i).keys.own else ("parts", label, *path)
@@ -166,7 +166,7 @@ def top_keys(a: Side, b: Side) -> list[Key]:
     ]
 
 
-def differences(a: Mapping[str, Any], b: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
+def differences(a: Mapping[str, Any], b: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, Any]]:
     """(path, before, after) of each value that differs; a mapping that only one has is one value."""
     for key in dict.fromkeys((*a, *b)):
         before, after = a.get(key), b.get(key)

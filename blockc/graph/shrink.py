@@ -7,7 +7,7 @@ crosses them, for what a run never crosses it never tests. How a key shrinks, it
 
 from __future__ import annotations
 
-from collections.abc import Mapping as Table
+from collections.abc import Mapping
 from fractions import Fraction
 
 from blockc.language.algebra import elaborate, leaves
@@ -16,12 +16,12 @@ from blockc.language.parts.twin import Rule, Twin
 from blockc.language.spec import Spec, from_tree
 from blockc.language.spec.classes import DOCUMENT, Keys
 from blockc.language.spec.keys import Document
-from blockc.source import Entry, Mapping, Scalar, Tree, plain
+from blockc.source import Entry, MappingNode, ScalarNode, Tree, plain
 
 HEAD_DIM = 16  # the least that fused attention takes
 WIDTH = 64  # of a stream that no heads read
 
-Bases = Table[type[Model], Model]
+Bases = Mapping[type[Model], Model]
 
 
 def shrink(spec: Spec) -> Spec:
@@ -34,7 +34,7 @@ def shrink(spec: Spec) -> Spec:
     return from_tree(_shrunk(spec.tree, DOCUMENT, {**bases, Document: spec.top}, twin))
 
 
-def _shrunk(tree: Mapping, keys: Keys, bases: Bases, twin: Twin) -> Mapping:
+def _shrunk(tree: MappingNode, keys: Keys, bases: Bases, twin: Twin) -> MappingNode:
     """What is said here in the twin: each key by its own rule, and those that shrink together by their class.
 
     `bases` are the parts that what is said here varies, the first of each class, and the keys of the top.
@@ -43,14 +43,14 @@ def _shrunk(tree: Mapping, keys: Keys, bases: Bases, twin: Twin) -> Mapping:
     entries: dict[str, Entry] = {}
     for key, entry in tree.entries.items():
         if (value := _value(entry.value, key, keys, twin)) is not None:
-            inner = _shrunk(value, keys.below(key), bases, twin) if isinstance(value, Mapping) else value
+            inner = _shrunk(value, keys.below(key), bases, twin) if isinstance(value, MappingNode) else value
             entries[key] = Entry(entry.key, inner)
     for base in (bases[each] for each in keys.classes if each in bases and not keys.named):
         for key, new in base.shrunk(tree, twin).items():
             old = entries.get(key)
             place = old.value.place if old else tree.place
-            entries[key] = Entry(old.key if old else place, Scalar(new, place, str(new)))
-    return Mapping(entries, tree.place)
+            entries[key] = Entry(old.key if old else place, ScalarNode(new, place, str(new)))
+    return MappingNode(entries, tree.place)
 
 
 def _value(value: Tree, key: str, keys: Keys, twin: Twin) -> Tree | None:

@@ -18,10 +18,10 @@ from blockc.language.spec.keys import name_fault
 from blockc.source import (
     Entry,
     Finding,
-    Mapping,
+    MappingNode,
     Place,
-    Scalar,
-    Sequence,
+    ScalarNode,
+    SequenceNode,
     SpecError,
     Tree,
     finding,
@@ -47,10 +47,10 @@ class Imported:
     the line and column where these stand; `passed` are those that a lenient reading went past.
     """
 
-    tree: Mapping
+    tree: MappingNode
     model_type: str
     warnings: tuple[Finding, ...]
-    whole: Mapping
+    whole: MappingNode
     names: Names
     passed: tuple[str, ...]
 
@@ -71,7 +71,7 @@ def from_config(data: bytes, file: str, name: str, lenient: bool = False) -> Imp
     return from_tree_of(parse_json(data, file), name, lenient)
 
 
-def from_tree_of(whole: Mapping, name: str, lenient: bool = False) -> Imported:
+def from_tree_of(whole: MappingNode, name: str, lenient: bool = False) -> Imported:
     """A config.json that is parsed. A `lenient` reading goes past unknown keys that do not tell of the function."""
     chosen = _language_model(whole)
     try:
@@ -88,19 +88,19 @@ def _imported(chosen: _Chosen, name: str, lenient: bool) -> Imported:
     spec = reading.map.spec.entries
     depth = plain(reading.tree(spec["depth"].value)) if "depth" in spec else 0
     reading.depth = depth if isinstance(depth, int) and 0 < depth <= MOST_LAYERS else 0
-    base = reading.tree(Mapping({key: entry for key, entry in spec.items() if key != "layers"}, config.place))
+    base = reading.tree(MappingNode({key: entry for key, entry in spec.items() if key != "layers"}, config.place))
     layers = reading.tree(spec["layers"].value) if "layers" in spec and reading.depth else None
     reading.close()
-    assert isinstance(base, Mapping) and (layers is None or isinstance(layers, Mapping))
+    assert isinstance(base, MappingNode) and (layers is None or isinstance(layers, MappingNode))
     made = _placed(with_layers(base, layers, reading), chosen.place)
-    assert isinstance(made, Mapping)
-    first = {"blockc": Scalar(1, config.place, "1"), "name": Scalar(name, config.place, name)}
+    assert isinstance(made, MappingNode)
+    first = {"blockc": ScalarNode(1, config.place, "1"), "name": ScalarNode(name, config.place, name)}
     head = {key: Entry(config.place, value) for key, value in first.items()}
     said = (*reading.warnings, *_said_around(chosen, reading))
-    tree = Mapping({**head, **made.entries}, config.place)
+    tree = MappingNode({**head, **made.entries}, config.place)
     whole = {**base.entries, **({"layers": Entry(config.place, layers)} if layers is not None else {})}
-    placed = _placed(Mapping(whole, config.place), chosen.place)
-    assert isinstance(placed, Mapping)
+    placed = _placed(MappingNode(whole, config.place), chosen.place)
+    assert isinstance(placed, MappingNode)
     return Imported(tree, chosen.model_type, said, placed, reading.names, tuple(reading.passed))
 
 
@@ -108,16 +108,16 @@ def _placed(tree: Tree, place: Place) -> Tree:
     """What only the model type's map says stands, for whoever reads config.json, where that names the model type."""
     here = tree.place if tree.place.file == place.file else place
     match tree:
-        case Scalar():
-            return Scalar(tree.value, here, tree.text, tree.quoted)
-        case Sequence():
-            return Sequence(tuple(_placed(item, place) for item in tree.items), here)
-        case Mapping():
+        case ScalarNode():
+            return ScalarNode(tree.value, here, tree.text, tree.quoted)
+        case SequenceNode():
+            return SequenceNode(tuple(_placed(item, place) for item in tree.items), here)
+        case MappingNode():
             entries = {
                 key: Entry(entry.key if entry.key.file == place.file else place, _placed(entry.value, place))
                 for key, entry in tree.entries.items()
             }
-            return Mapping(entries, here)
+            return MappingNode(entries, here)
 
 
 @dataclass
@@ -125,13 +125,13 @@ class _Chosen:
     """The config of what generates text, what stands around it, and what is not understood of that."""
 
     model_type: str
-    config: Mapping
+    config: MappingNode
     place: Place  # of the word that chose the map
-    around: Mapping | None = None
+    around: MappingNode | None = None
     faults: list[Finding] = field(default_factory=list[Finding])
 
 
-def _language_model(whole: Mapping) -> _Chosen:
+def _language_model(whole: MappingNode) -> _Chosen:
     """What lies under text_config, where there is such; towers beside it, and their keys, are without effect on it."""
     word = _word(whole)
     map_ = load_map(word) if word in model_types() else None
@@ -139,13 +139,15 @@ def _language_model(whole: Mapping) -> _Chosen:
         return _Chosen(word, whole, whole.entries["model_type"].value.place)
     key, known = map_.inner if map_ is not None and map_.inner is not None else (INNER, "")
     inner = whole.entries[key].value if key in whole.entries else None
-    if not isinstance(inner, Mapping):
+    if not isinstance(inner, MappingNode):
         if map_ is None:
             raise _unknown(word, whole)
         raise SpecError([finding(CONFIG_MISSING, whole.place, f"missing key {key}",
                                  expected="the config of the language model")])  # fmt: skip
     faults: list[Finding] = []
-    around = _unquantised(Mapping({name: e for name, e in whole.entries.items() if name != key}, whole.place), faults)
+    around = _unquantised(
+        MappingNode({name: e for name, e in whole.entries.items() if name != key}, whole.place), faults
+    )
     said = _model_type(inner) if "model_type" in inner.entries or not known else known
     place = inner.entries["model_type"].value.place if "model_type" in inner.entries else inner.place
     if TIED in around.entries and not is_null(around.entries[TIED].value):
@@ -153,11 +155,11 @@ def _language_model(whole: Mapping) -> _Chosen:
     return _Chosen(said, inner, place, around, faults)
 
 
-def _tied(inner: Mapping, around: Entry, faults: list[Finding]) -> Mapping:
+def _tied(inner: MappingNode, around: Entry, faults: list[Finding]) -> MappingNode:
     """The outer key says it of the language model, whose own must not say otherwise."""
     own = inner.entries.get(TIED)
     if own is None or is_null(own.value):
-        return Mapping({**inner.entries, TIED: around}, inner.place)
+        return MappingNode({**inner.entries, TIED: around}, inner.place)
     if plain(own.value) != plain(around.value):
         message = f"{TIED} of the language model and of the whole differ"
         others = [("the other is here", around.key)]
@@ -169,7 +171,7 @@ def _said_around(chosen: _Chosen, reading: Reading) -> list[Finding]:
     """Keys of the language model that stand around it and say otherwise: they are those of another tower."""
     found: list[Finding] = []
     for name, entry in chosen.around.entries.items() if chosen.around is not None else ():
-        if name not in reading.map.read or name == TIED or isinstance(entry.value, Mapping) or is_null(entry.value):
+        if name not in reading.map.read or name == TIED or isinstance(entry.value, MappingNode) or is_null(entry.value):
             continue
         taken = plain(reading.key(name))
         if taken != plain(entry.value):
@@ -178,13 +180,13 @@ def _said_around(chosen: _Chosen, reading: Reading) -> list[Finding]:
     return found
 
 
-def _unquantised(config: Mapping, faults: list[Finding]) -> Mapping:
+def _unquantised(config: MappingNode, faults: list[Finding]) -> MappingNode:
     """Without what says how the weights are quantised, which is a fault of its own: no map knows it."""
     found = {key: config.entries[key] for key in QUANTISED if key in config.entries}
     for key, entry in found.items():
-        if is_null(entry.value) or (isinstance(entry.value, Mapping) and not entry.value.entries):
+        if is_null(entry.value) or (isinstance(entry.value, MappingNode) and not entry.value.entries):
             continue
-        method = entry.value.entries.get("quant_method") if isinstance(entry.value, Mapping) else None
+        method = entry.value.entries.get("quant_method") if isinstance(entry.value, MappingNode) else None
         how = f" by {shown(str(plain(method.value)))}" if method is not None else ""
         faults.append(
             finding(
@@ -195,10 +197,10 @@ def _unquantised(config: Mapping, faults: list[Finding]) -> Mapping:
                 hint=f"without the key {key}, the config is imported as that model, and its sizes are known",
             )
         )
-    return Mapping({key: entry for key, entry in config.entries.items() if key not in found}, config.place)
+    return MappingNode({key: entry for key, entry in config.entries.items() if key not in found}, config.place)
 
 
-def stranger(whole: Mapping) -> str | None:
+def stranger(whole: MappingNode) -> str | None:
     """Why no map reads this config.json; None where one does."""
     try:
         _language_model(whole)
@@ -208,7 +210,7 @@ def stranger(whole: Mapping) -> str | None:
     return None
 
 
-def _model_type(config: Mapping) -> str:
+def _model_type(config: MappingNode) -> str:
     """One that has a map. Raises SpecError."""
     word = _word(config)
     if word not in model_types():
@@ -216,7 +218,7 @@ def _model_type(config: Mapping) -> str:
     return word
 
 
-def _word(config: Mapping) -> str:
+def _word(config: MappingNode) -> str:
     if "model_type" not in config.entries:
         raise SpecError([finding(CONFIG_MISSING, config.place, "missing key model_type",
                                  expected="one of " + ", ".join(model_types()))])  # fmt: skip
@@ -227,7 +229,7 @@ def _word(config: Mapping) -> str:
     return word
 
 
-def _unknown(word: str, config: Mapping) -> SpecError:
+def _unknown(word: str, config: MappingNode) -> SpecError:
     near = suggest(word, model_types())
     hint = f"did you mean {near}?" if near else "write its spec by hand, or its map: CONTRIBUTING.md has the recipe"
     place = config.entries["model_type"].value.place

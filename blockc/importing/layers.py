@@ -9,23 +9,23 @@ from itertools import groupby
 from blockc.diagnostics.importing import CONFIG_VALUE
 from blockc.importing.values import Reading, is_none
 from blockc.language.spec.layers import merge
-from blockc.source import Entry, Mapping, Place, Scalar, Sequence, SpecError, Tree, at, finding, plain
+from blockc.source import Entry, MappingNode, Place, ScalarNode, SequenceNode, SpecError, Tree, at, finding, plain
 
 CLOSE = 1e-9
 SEARCHED = 256  # layers before which a pattern must begin
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 # Keys whose value 1 changes nothing.
 _ONE = (("embedding", "scale"), ("head", "scale"), ("residual_scale",))
 
 
-def with_layers(base: Mapping, layers: Mapping | None, reading: Reading) -> Mapping:
+def with_layers(base: MappingNode, layers: MappingNode | None, reading: Reading) -> MappingNode:
     """The spec: the base with the kinds of its layers, or with the one kind that all are of."""
     base = derived(without_none(base))
     if layers is None:
         return base
     listed = layers.entries["each"].value
     kinds = layers.entries["kinds"].value
-    assert isinstance(kinds, Mapping)  # a map says so
+    assert isinstance(kinds, MappingNode)  # a map says so
     names = _names(listed, reading, kinds)
     overlays = {name: _overlay(base, kinds.entries[name].value) for name in kinds.entries if name in names}
     alike = {name: next(n for n, o in overlays.items() if plain(o) == plain(overlays[name])) for name in overlays}
@@ -37,13 +37,13 @@ def with_layers(base: Mapping, layers: Mapping | None, reading: Reading) -> Mapp
     first, pattern = _tiled(names)
     said = {"first": first, "pattern": pattern}
     entries = {key: Entry(place, _runs(value, place)) for key, value in said.items() if value}
-    entries["kinds"] = Entry(place, Mapping(used, place))
-    return Mapping({**base.entries, "layers": Entry(place, Mapping(entries, place))}, base.place)
+    entries["kinds"] = Entry(place, MappingNode(used, place))
+    return MappingNode({**base.entries, "layers": Entry(place, MappingNode(entries, place))}, base.place)
 
 
-def _names(listed: Tree, reading: Reading, kinds: Mapping) -> list[str]:
+def _names(listed: Tree, reading: Reading, kinds: MappingNode) -> list[str]:
     """The kind of each layer. Raises SpecError where they are not as many as the layers."""
-    names = [str(plain(each)) for each in listed.items] if isinstance(listed, Sequence) else []
+    names = [str(plain(each)) for each in listed.items] if isinstance(listed, SequenceNode) else []
     if len(names) != reading.depth or not set(names) <= kinds.entries.keys():
         raise SpecError([finding(CONFIG_VALUE, listed.place, "not a word for each layer",
                                  expected=f"{reading.depth}, one for each layer", got=str(len(names)))])  # fmt: skip
@@ -70,37 +70,37 @@ def _period(names: list[str]) -> int:
     return len(names) - border[-1]
 
 
-def _runs(names: list[str], place: Place) -> Sequence:
+def _runs(names: list[str], place: Place) -> SequenceNode:
     """[a, a, b] as [{a: 2}, b]"""
     items: list[Tree] = []
     for name, run in groupby(names):
         count = len(list(run))
-        number = Scalar(count, place, str(count))
-        items.append(Scalar(name, place, name) if count == 1 else Mapping({name: Entry(place, number)}, place))
-    return Sequence(tuple(items), place)
+        number = ScalarNode(count, place, str(count))
+        items.append(ScalarNode(name, place, name) if count == 1 else MappingNode({name: Entry(place, number)}, place))
+    return SequenceNode(tuple(items), place)
 
 
 # What goes without saying
 
 
-def without_none(tree: Mapping) -> Mapping:
+def without_none(tree: MappingNode) -> MappingNode:
     """Without the keys that are none, and the mappings that hold nothing else."""
     entries: dict[str, Entry] = {}
     for key, entry in tree.entries.items():
-        value = without_none(entry.value) if isinstance(entry.value, Mapping) else entry.value
-        if not is_none(value) and not (isinstance(value, Mapping) and not value.entries):
+        value = without_none(entry.value) if isinstance(entry.value, MappingNode) else entry.value
+        if not is_none(value) and not (isinstance(value, MappingNode) and not value.entries):
             entries[key] = Entry(entry.key, value)
-    return Mapping(entries, tree.place)
+    return MappingNode(entries, tree.place)
 
 
-def derived(tree: Mapping) -> Mapping:
+def derived(tree: MappingNode) -> MappingNode:
     """Without the keys whose value is the one that follows from the others."""
     for path in list(_said_twice(tree)):
         tree = _dropped(tree, path)
     return without_none(tree)
 
 
-def _said_twice(tree: Mapping) -> Iterator[Path]:
+def _said_twice(tree: MappingNode) -> Iterator[KeyPath]:
     width, context = _number(tree, "width"), _number(tree, "context")
     heads, kv_heads = _number(tree, "attention", "heads"), _number(tree, "attention", "kv_heads")
     whole = width / heads if width and heads else None
@@ -122,39 +122,39 @@ def _said_twice(tree: Mapping) -> Iterator[Path]:
     yield from (path for path in _ONE if _number(tree, *path) == 1)
 
 
-def _overlay(base: Mapping, kind: Tree) -> Mapping:
+def _overlay(base: MappingNode, kind: Tree) -> MappingNode:
     """What a kind says beside the base: neither a window as long as the context, nor what the base says."""
-    assert isinstance(kind, Mapping)  # a map says so
+    assert isinstance(kind, MappingNode)  # a map says so
     context, window = _number(base, "context"), _number(kind, "attention", "window")
     if context and window and window >= context:
         kind = _dropped(kind, ("attention", "window"))
     return _beside(base, kind)
 
 
-def _beside(base: Mapping, kind: Mapping) -> Mapping:
+def _beside(base: MappingNode, kind: MappingNode) -> MappingNode:
     entries: dict[str, Entry] = {}
     for key, entry in kind.entries.items():
         below = at(base, (key,))
         value = entry.value
-        if isinstance(value, Mapping):
-            value = _beside(below if isinstance(below, Mapping) else Mapping({}, value.place), value)
+        if isinstance(value, MappingNode):
+            value = _beside(below if isinstance(below, MappingNode) else MappingNode({}, value.place), value)
             if value.entries:
                 entries[key] = Entry(entry.key, value)
         elif (below is None and not is_none(value)) or (below is not None and plain(below) != plain(value)):
             entries[key] = entry
-    return Mapping(entries, kind.place)
+    return MappingNode(entries, kind.place)
 
 
-def _dropped(tree: Mapping, path: Path) -> Mapping:
+def _dropped(tree: MappingNode, path: KeyPath) -> MappingNode:
     first, *rest = path
     entry = tree.entries[first]
     if not rest:
-        return Mapping({key: each for key, each in tree.entries.items() if key != first}, tree.place)
-    assert isinstance(entry.value, Mapping)
-    return Mapping({**tree.entries, first: Entry(entry.key, _dropped(entry.value, tuple(rest)))}, tree.place)
+        return MappingNode({key: each for key, each in tree.entries.items() if key != first}, tree.place)
+    assert isinstance(entry.value, MappingNode)
+    return MappingNode({**tree.entries, first: Entry(entry.key, _dropped(entry.value, tuple(rest)))}, tree.place)
 
 
-def _number(tree: Mapping, *path: str) -> float | int | None:
+def _number(tree: MappingNode, *path: str) -> float | int | None:
     found = at(tree, path)
     value = plain(found) if found is not None else None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -42,10 +42,10 @@ from blockc.diagnostics.importing import IMPORT_MAP
 from blockc.source import (
     Entry,
     Finding,
-    Mapping,
+    MappingNode,
     Place,
-    Scalar,
-    Sequence,
+    ScalarNode,
+    SequenceNode,
     SpecError,
     Tree,
     finding,
@@ -92,7 +92,7 @@ class Otherwise:
 class Map:
     """A model type's map, with what is common to all."""
 
-    spec: Mapping
+    spec: MappingNode
     inner: tuple[str, str] | None = None  # the key of the language model's own config, and its model type
     absent: dict[str, Tree] = field(default_factory=dict[str, Tree])
     if_null: dict[str, Tree] = field(default_factory=dict[str, Tree])
@@ -112,11 +112,11 @@ class Map:
 
 def hole(tree: Tree) -> str | None:
     """The key that <key> stands for."""
-    found = _HOLE.fullmatch(tree.value) if isinstance(tree, Scalar) and isinstance(tree.value, str) else None
+    found = _HOLE.fullmatch(tree.value) if isinstance(tree, ScalarNode) and isinstance(tree.value, str) else None
     return found[1] if found else None
 
 
-def op(tree: Mapping) -> str | None:
+def op(tree: MappingNode) -> str | None:
     """The first word of a value that is computed."""
     return next((word for word in OPS if word in tree.entries), None)
 
@@ -127,12 +127,12 @@ def load_map(model_type: str) -> Map:
     return read_map(_tree(model_type), read_map(_tree(COMMON)))
 
 
-def _tree(name: str) -> Mapping:
+def _tree(name: str) -> MappingNode:
     path = files("blockc").joinpath("layouts", "config", f"{name}.yaml")
     return parse(path.read_bytes(), f"layouts/config/{name}.yaml")
 
 
-def read_map(tree: Mapping, common: Map | None = None) -> Map:
+def read_map(tree: MappingNode, common: Map | None = None) -> Map:
     """A map's tree, every word understood or refused with its place. Its own words go before those in common."""
     reader = _Reader()
     top = reader.mapping(tree, WORDS)
@@ -141,22 +141,22 @@ def read_map(tree: Mapping, common: Map | None = None) -> Map:
         place = top["import"].value.place if "import" in top else tree.place
         raise SpecError([finding(IMPORT_MAP, place, "unknown version of the format of maps", expected="import: 1")])
     said = {word: reader.trees(top[word].value) if word in top else {} for word in WORDS[3:]}
-    spec = top["spec"].value if "spec" in top else Mapping({}, tree.place)
+    spec = top["spec"].value if "spec" in top else MappingNode({}, tree.place)
     spelled = {key: reader.text(each, "the name of a key") for key, each in said["spelled"].items()}
     otherwise = {word: reader.otherwise(said[word]) for word in ("read_otherwise", "noted")}
     reasons = {key: reader.text(each, "why it has no effect") for key, each in said["without_effect"].items()}
-    shared = common or Map(Mapping({}, tree.place))
+    shared = common or Map(MappingNode({}, tree.place))
     absent, if_null = {**shared.absent, **said["absent"]}, {**shared.if_null, **said["if_null"]}
     let = {**shared.let, **said["let"]}
     read = reader.reached(spec, let, absent, if_null)
     if "spec" in top:
         besides = [each.taken for word in otherwise.values() for each in word.values()]
-        told = read | reader.reached(Sequence(tuple(besides), tree.place), let, absent, if_null)
+        told = read | reader.reached(SequenceNode(tuple(besides), tree.place), let, absent, if_null)
         reader.unread([(key, tree) for word in ("absent", "if_null", "let") for key, tree in said[word].items()], told)
     inner = reader.inner(top["inner"].value) if "inner" in top else None
     if common is None:  # what it says of keys holds where they are read
         read |= otherwise["read_otherwise"].keys() | otherwise["noted"].keys()
-    if reader.faults or not isinstance(spec, Mapping):
+    if reader.faults or not isinstance(spec, MappingNode):
         raise SpecError(dict.fromkeys(reader.faults))
     return Map(
         spec=spec,
@@ -187,7 +187,7 @@ class _Reader:
         self.faults.append(finding(IMPORT_MAP, place, message, expected=expected, hint=hint))
 
     def mapping(self, tree: Tree, words: tuple[str, ...]) -> dict[str, Entry]:
-        if not isinstance(tree, Mapping):
+        if not isinstance(tree, MappingNode):
             self.wrong(tree.place, "not a mapping", "key: value")
             return {}
         for key, entry in tree.entries.items():
@@ -198,7 +198,7 @@ class _Reader:
 
     def trees(self, tree: Tree) -> dict[str, Tree]:
         """The entries of a mapping whose keys are those of config.json."""
-        if not isinstance(tree, Mapping):
+        if not isinstance(tree, MappingNode):
             self.wrong(tree.place, "not a mapping", "key: value")
             return {}
         for key, entry in tree.entries.items():
@@ -226,7 +226,7 @@ class _Reader:
         return found
 
     def text(self, tree: Tree, expected: str) -> str:
-        if isinstance(tree, Scalar) and isinstance(tree.value, str) and tree.value:
+        if isinstance(tree, ScalarNode) and isinstance(tree.value, str) and tree.value:
             return tree.value
         self.wrong(tree.place, "not a text", expected)
         return ""
@@ -247,18 +247,18 @@ class _Reader:
     def keys(self, tree: Tree) -> Iterator[str]:
         """Every key that a value reads; the words of what is computed are looked at on the way."""
         match tree:
-            case Scalar():
+            case ScalarNode():
                 if (key := hole(tree)) is not None:
                     yield key
                 elif isinstance(tree.value, str) and "<" in tree.value:
                     self.wrong(tree.place, "not a key of config.json", "<key>, and nothing beside it")
-            case Sequence():
+            case SequenceNode():
                 for item in tree.items:
                     yield from self.keys(item)
-            case Mapping():
+            case MappingNode():
                 yield from self.computed(tree)
 
-    def computed(self, tree: Mapping) -> Iterator[str]:
+    def computed(self, tree: MappingNode) -> Iterator[str]:
         word = op(tree)
         if word is not None:
             self.mapping(tree, (word, *OPS[word]))
@@ -274,7 +274,7 @@ class _Reader:
                 yield from self.keys(entry.value)
 
     def table(self, tree: Tree) -> list[Tree]:
-        if isinstance(tree, Mapping):
+        if isinstance(tree, MappingNode):
             return [entry.value for entry in tree.entries.values()]
         self.wrong(tree.place, "not a table", "{word: value}")
         return []

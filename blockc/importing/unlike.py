@@ -19,8 +19,7 @@ from blockc.importing.same import ops, same_function
 from blockc.ir import Fact, Function, GraphError
 from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
-from blockc.source import Finding, SpecError, Tree, at, inert, plain, render
-from blockc.source import Mapping as MappingTree
+from blockc.source import Finding, MappingNode, SpecError, Tree, at, inert, plain, render
 from blockc.source.jsontext import parse_json
 
 Path_ = tuple[str, ...]
@@ -118,8 +117,8 @@ def _context(imported: Imported) -> int | None:
 def _at(imported: Imported, path: Path_) -> Tree | None:
     """What a key of the import is, in the layers' kinds too."""
     kinds = at(imported.whole, ("layers", "kinds"))
-    inner = [entry.value for entry in kinds.entries.values()] if isinstance(kinds, MappingTree) else []
-    trees = [imported.whole, *(each for each in inner if isinstance(each, MappingTree))]
+    inner = [entry.value for entry in kinds.entries.values()] if isinstance(kinds, MappingNode) else []
+    trees = [imported.whole, *(each for each in inner if isinstance(each, MappingNode))]
     found = (at(each, path) for each in trees)
     return next((each for each in found if each is not None and plain(each) != "none"), None)
 

@@ -16,7 +16,19 @@ from blockc.diagnostics import Code
 from blockc.diagnostics.importing import CONFIG_KEY, CONFIG_MISSING, CONFIG_NOTED, CONFIG_VALUE, READ_OTHERWISE
 from blockc.importing.maps import Map, Otherwise, hole, op
 from blockc.importing.telling import telling
-from blockc.source import Entry, Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, finding, plain, suggest
+from blockc.source import (
+    Entry,
+    Finding,
+    MappingNode,
+    Place,
+    ScalarNode,
+    SequenceNode,
+    SpecError,
+    Tree,
+    finding,
+    plain,
+    suggest,
+)
 from blockc.source.jsontext import is_null
 
 NONE = "none"
@@ -24,12 +36,12 @@ Names = dict[tuple[int, int], tuple[str, object]]
 MOST_LAYERS = 10_000  # of a list for each layer
 
 
-def none(place: Place) -> Scalar:
-    return Scalar(NONE, place, NONE)
+def none(place: Place) -> ScalarNode:
+    return ScalarNode(NONE, place, NONE)
 
 
 def is_none(tree: Tree) -> bool:
-    return isinstance(tree, Scalar) and tree.value == NONE
+    return isinstance(tree, ScalarNode) and tree.value == NONE
 
 
 @dataclass
@@ -37,7 +49,7 @@ class Reading:
     """One config.json. Faults are gathered, each once, as a key is read once."""
 
     map: Map
-    config: Mapping
+    config: MappingNode
     depth: int = 0  # layers, where they are known
     lenient: bool = False
     faults: list[Finding] = field(default_factory=list[Finding])
@@ -90,7 +102,7 @@ class Reading:
     def _otherwise(self, code: Code, key: str, said: Otherwise) -> None:
         entry, faults = self.found[key], len(self.faults)
         taken = plain(self.tree(said.taken))
-        got = entry.value.items if isinstance(entry.value, Sequence) else [entry.value]
+        got = entry.value.items if isinstance(entry.value, SequenceNode) else [entry.value]
         if _empty(entry.value) or len(self.faults) > faults or all(_word(plain(each)) == _word(taken) for each in got):
             return
         name = self._spelling(key, entry.value)
@@ -122,8 +134,8 @@ class Reading:
 
     def _only(self, name: str, key: str, entry: Entry) -> None:
         wanted = self.map.only[key]
-        allowed = [_word(plain(each)) for each in (wanted.items if isinstance(wanted, Sequence) else [wanted])]
-        got = entry.value.items if isinstance(entry.value, Sequence) else [entry.value]
+        allowed = [_word(plain(each)) for each in (wanted.items if isinstance(wanted, SequenceNode) else [wanted])]
+        got = entry.value.items if isinstance(entry.value, SequenceNode) else [entry.value]
         if all(is_null(each) or _word(plain(each)) in allowed for each in got):
             return
         message = f"no word of a spec stands for this {name}"
@@ -156,15 +168,15 @@ class Reading:
         if (key := hole(node)) is not None:
             return self.key(key)
         match node:
-            case Scalar():
+            case ScalarNode():
                 return node
-            case Sequence():
-                return Sequence(tuple(map(self.tree, node.items)), node.place)
-            case Mapping():
+            case SequenceNode():
+                return SequenceNode(tuple(map(self.tree, node.items)), node.place)
+            case MappingNode():
                 word = op(node)
                 return self._mapping(node) if word is None else self._computed(word, node)
 
-    def _mapping(self, node: Mapping) -> Mapping:
+    def _mapping(self, node: MappingNode) -> MappingNode:
         """A key stands where its value does, so that a fault of either is one of config.json."""
         values = {key: (entry.key, self.tree(entry.value)) for key, entry in node.entries.items()}
         here = self.config.place.file
@@ -172,9 +184,9 @@ class Reading:
             key: Entry(value.place if value.place.file == here else place, value)
             for key, (place, value) in values.items()
         }
-        return Mapping(entries, node.place)
+        return MappingNode(entries, node.place)
 
-    def _computed(self, word: str, node: Mapping) -> Tree:
+    def _computed(self, word: str, node: MappingNode) -> Tree:
         parts = {key: entry.value for key, entry in node.entries.items()}
         match word:
             case "from":
@@ -199,11 +211,11 @@ class Reading:
         return self._spelling(key, value), value
 
     def _each(self, value: Tree, apply: Callable[[Tree], Tree]) -> Tree:
-        if isinstance(value, Sequence):
-            return Sequence(tuple(map(apply, value.items)), value.place)
+        if isinstance(value, SequenceNode):
+            return SequenceNode(tuple(map(apply, value.items)), value.place)
         return apply(value)
 
-    def _chosen(self, node: Mapping, value: Tree, key: str) -> Tree:
+    def _chosen(self, node: MappingNode, value: Tree, key: str) -> Tree:
         table, otherwise = self._table(node)
         taken = table.get(_word(plain(value)), otherwise)
         if taken is not None:
@@ -212,20 +224,20 @@ class Reading:
         self.wrong(CONFIG_VALUE, value.place, f"no word of a spec stands for this {key}", known, _shown(value))
         return none(value.place)
 
-    def _table(self, node: Mapping) -> tuple[dict[str, Tree], Tree | None]:
+    def _table(self, node: MappingNode) -> tuple[dict[str, Tree], Tree | None]:
         """(What each word gives, those of an else that is a table of the same key among them; what is else.)"""
         table, otherwise = node.entries["is"].value, node.entries.get("else")
-        assert isinstance(table, Mapping)
+        assert isinstance(table, MappingNode)
         words = {word: entry.value for word, entry in table.entries.items()}
         if otherwise is None:
             return words, None
         inner = self.map.let.get(hole(otherwise.value) or "", otherwise.value)
-        if not isinstance(inner, Mapping) or not _same(node.entries["from"].value, inner.entries.get("from")):
+        if not isinstance(inner, MappingNode) or not _same(node.entries["from"].value, inner.entries.get("from")):
             return words, otherwise.value
         more, last = self._table(inner)
         return words | {word: each for word, each in more.items() if word not in words}, last
 
-    def _branch(self, node: Mapping, value: Tree, key: str) -> Tree:
+    def _branch(self, node: MappingNode, value: Tree, key: str) -> Tree:
         truth = plain(value)
         if truth not in (True, False, NONE):
             self.wrong(CONFIG_VALUE, value.place, f"{key} is yes or no", "true or false", _shown(value))
@@ -235,12 +247,12 @@ class Reading:
 
     def _at(self, tree: Tree, place: Place) -> Tree:
         """A word of the map, at the place in config.json that chose it."""
-        if not isinstance(tree, Scalar) or tree.place.file == self.config.place.file:
+        if not isinstance(tree, ScalarNode) or tree.place.file == self.config.place.file:
             return tree
-        return Scalar(tree.value, place, tree.text, tree.quoted)
+        return ScalarNode(tree.value, place, tree.text, tree.quoted)
 
     def _number(self, word: str, operands: Tree) -> Tree:
-        items = operands.items if isinstance(operands, Sequence) else (operands,)
+        items = operands.items if isinstance(operands, SequenceNode) else (operands,)
         numbers: list[Fraction] = []
         for each in items:
             value = plain(each)
@@ -256,7 +268,7 @@ class Reading:
         except (ZeroDivisionError, OverflowError, ValueError):
             self.wrong(CONFIG_VALUE, place, "a number from which nothing can be computed")
             return none(place)
-        return Scalar(value, place, repr(value))
+        return ScalarNode(value, place, repr(value))
 
     def _layers(self, word: str, parts: dict[str, Tree], place: Place) -> Tree:
         count = plain(parts[word])
@@ -264,22 +276,22 @@ class Reading:
         layers = range(self.depth)
         items: list[Tree]
         match word, parts[word]:
-            case "tile", Sequence(items=items_):
+            case "tile", SequenceNode(items=items_):
                 items = [items_[i % len(items_)] for i in layers]
             case "every", _ if n:
                 items = [parts["others"] if (i + 1) % n else parts["last"] for i in layers]
             case "until", _ if isinstance(count, int):
                 items = [parts["before"] if i < count else parts["after"] for i in layers]
-            case "runs", Sequence() as listed:
+            case "runs", SequenceNode() as listed:
                 items = list(self._runs(listed))
-            case "joined", Sequence(items=(Sequence() as one, Sequence() as other)):
+            case "joined", SequenceNode(items=(SequenceNode() as one, SequenceNode() as other)):
                 return self._joined(one, other)
             case _:
                 self.wrong(CONFIG_VALUE, parts[word].place, "not a number of layers", "an integer above 0")
                 items = []
-        return Sequence(tuple(items), place if word == "tile" else parts[word].place)
+        return SequenceNode(tuple(items), place if word == "tile" else parts[word].place)
 
-    def _joined(self, one: Sequence, other: Sequence) -> Tree:
+    def _joined(self, one: SequenceNode, other: SequenceNode) -> Tree:
         """[a, b] and [c, none] as [a_c, b]"""
         if len(one.items) != len(other.items):
             self.wrong(
@@ -289,14 +301,16 @@ class Reading:
             [str(plain(each)) for each in pair if not is_none(each)]
             for pair in zip(one.items, other.items, strict=False)
         ]
-        return Sequence(tuple(Scalar("_".join(pair), one.place, "_".join(pair)) for pair in words), one.place)
+        return SequenceNode(tuple(ScalarNode("_".join(pair), one.place, "_".join(pair)) for pair in words), one.place)
 
-    def _runs(self, listed: Sequence) -> Iterator[Tree]:
+    def _runs(self, listed: SequenceNode) -> Iterator[Tree]:
         """[[[a, b], n], ...] as a, b, a, b, ..."""
         left = MOST_LAYERS
         for run in listed.items:
             match run:
-                case Sequence(items=(Sequence(items=once), Scalar(value=int() as n))) if 0 < n * len(once) <= left:
+                case SequenceNode(items=(SequenceNode(items=once), ScalarNode(value=int() as n))) if (
+                    0 < n * len(once) <= left
+                ):
                     left -= n * len(once)
                     yield from once * n
                 case _:
@@ -321,20 +335,20 @@ def _arithmetic(word: str, numbers: list[Fraction]) -> int | float:
     return exact.numerator if exact.denominator == 1 else float(exact)
 
 
-def _leaves(tree: Mapping, under: str, map_: Map) -> Iterator[tuple[str, Entry]]:
+def _leaves(tree: MappingNode, under: str, map_: Map) -> Iterator[tuple[str, Entry]]:
     """The entries by their path, rope_scaling.factor; what is without effect is not entered."""
     for key, entry in tree.entries.items():
         name = f"{under}{key}"
-        if isinstance(entry.value, Mapping) and entry.value.entries and name not in map_.without_effect:
+        if isinstance(entry.value, MappingNode) and entry.value.entries and name not in map_.without_effect:
             yield from _leaves(entry.value, f"{name}.", map_)
         else:
             yield name, entry
 
 
-def _objects(tree: Mapping, under: str) -> Iterator[tuple[str, Entry]]:
+def _objects(tree: MappingNode, under: str) -> Iterator[tuple[str, Entry]]:
     """The objects in an object that hold something, by their path."""
     for key, entry in tree.entries.items():
-        if isinstance(entry.value, Mapping) and entry.value.entries:
+        if isinstance(entry.value, MappingNode) and entry.value.entries:
             yield f"{under}{key}", entry
             yield from _objects(entry.value, f"{under}{key}.")
 
@@ -357,7 +371,7 @@ def _same(tree: Tree, entry: Entry | None) -> bool:
 
 
 def _empty(value: Tree) -> bool:
-    return is_null(value) or (isinstance(value, Mapping) and not value.entries)
+    return is_null(value) or (isinstance(value, MappingNode) and not value.entries)
 
 
 def _word(value: object) -> str:
@@ -367,4 +381,4 @@ def _word(value: object) -> str:
 
 
 def _shown(tree: Tree) -> str:
-    return tree.text if isinstance(tree, Scalar) else "a list" if isinstance(tree, Sequence) else "an object"
+    return tree.text if isinstance(tree, ScalarNode) else "a list" if isinstance(tree, SequenceNode) else "an object"

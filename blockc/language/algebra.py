@@ -23,10 +23,10 @@ from blockc.language.spec.faults import dotted, from_problem, shown
 from blockc.language.spec.labels import refusal
 from blockc.source import (
     Finding,
-    Mapping,
+    MappingNode,
     Place,
-    Scalar,
-    Sequence,
+    ScalarNode,
+    SequenceNode,
     SpecError,
     Tree,
     at,
@@ -207,30 +207,30 @@ class _Reader:
 
     def chain(self, tree: Tree) -> Chain:
         """A chain in a chain is the longer chain."""
-        if not isinstance(tree, Sequence) or not tree.items:
+        if not isinstance(tree, SequenceNode) or not tree.items:
             raise SpecError([finding(TERM, tree.place, "not a chain of terms", expected=_CHAIN, got=shown(tree))])
         terms = every(self.term, tree.items)
         return Chain(tuple(inner for term in terms for inner in (term.terms if isinstance(term, Chain) else (term,))))
 
     def term(self, tree: Tree) -> Term:
         match tree:
-            case Scalar(value=str() as label):
+            case ScalarNode(value=str() as label):
                 return self.leaf(label, tree.place)
-            case Sequence():
+            case SequenceNode():
                 return self.chain(tree)
-            case Mapping(entries={"residual": entry, **rest}) if not rest:
+            case MappingNode(entries={"residual": entry, **rest}) if not rest:
                 return Residual(self.chain(entry.value))
-            case Mapping(entries={"sum": entry, **rest}) if not rest:
+            case MappingNode(entries={"sum": entry, **rest}) if not rest:
                 return self.sum(entry.value)
-            case Mapping(entries={"scale": entry, **rest}) if not rest:
+            case MappingNode(entries={"scale": entry, **rest}) if not rest:
                 return self.scale(entry.value)
             case _:
-                words = list(tree.entries) if isinstance(tree, Mapping) else []
+                words = list(tree.entries) if isinstance(tree, MappingNode) else []
                 hint = f"{words[0]} is kept for a later version" if words and words[0] in _LATER else ""
                 raise SpecError([finding(TERM, tree.place, "not a term", expected=_TERM, got=shown(tree), hint=hint)])
 
     def sum(self, tree: Tree) -> Sum:
-        if not isinstance(tree, Sequence) or len(tree.items) < 2:
+        if not isinstance(tree, SequenceNode) or len(tree.items) < 2:
             expected = "[[...], [...]]"
             message = "a sum has two branches or more"
             raise SpecError([finding(TERM, tree.place, message, expected=expected, got=shown(tree))])
@@ -323,7 +323,11 @@ def _unread_keys(spec: Spec, terms: dict[str, Chain]) -> Iterator[Finding]:
         for key, class_ in PARTS.items():
             path = (*where, key)
             final = path == ("norm",) and spec.final_norm is not None
-            if final or any(class_ in parts[kind] for kind in kinds) or not isinstance(at(spec.tree, path), Mapping):
+            if (
+                final
+                or any(class_ in parts[kind] for kind in kinds)
+                or not isinstance(at(spec.tree, path), MappingNode)
+            ):
                 continue
             yield finding(UNREAD, key_place(spec.tree, path), f"{dotted(path)} is read by no layer",
                           hint="name it in a block, or leave it out")  # fmt: skip

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise, takewhile
 import yaml
 
 from blockc.language.spec.classes import DOCUMENT, Keys
-from blockc.source import Mapping, Scalar, Sequence, Tree, parse
+from blockc.source import MappingNode, ScalarNode, SequenceNode, Tree, parse
 from blockc.source.text import decode, resolve
 
 
@@ -34,11 +34,11 @@ def formatted(data: bytes, file: str) -> bytes:
 def _values(tree: Tree) -> object:
     """Comparable whatever the order of keys, with 1, 1.0 and true apart."""
     match tree:
-        case Scalar():
+        case ScalarNode():
             return type(tree.value), tree.value
-        case Sequence():
+        case SequenceNode():
             return [_values(item) for item in tree.items]
-        case Mapping():
+        case MappingNode():
             return {key: _values(entry.value) for key, entry in tree.entries.items()}
 
 

@@ -21,8 +21,20 @@ from typing import cast
 
 from blockc.basics.errors import BlockcError
 from blockc.diagnostics.layouts import LAYOUT, LAYOUT_VERSION
-from blockc.source import Entry, Finding, Place, Scalar, Sequence, SpecError, Tree, finding, parse, plain, suggest
-from blockc.source import Mapping as MappingTree
+from blockc.source import (
+    Entry,
+    Finding,
+    MappingNode,
+    Place,
+    ScalarNode,
+    SequenceNode,
+    SpecError,
+    Tree,
+    finding,
+    parse,
+    plain,
+    suggest,
+)
 
 WORDS = ("layout", "prefix", "tensors", "layers", "tied", "ignore")
 GROUPS = ("heads", "kv_heads")  # the sizes by which a file may group
@@ -73,7 +85,7 @@ def _layout(name: str, folder: Traversable, words: tuple[str, ...]) -> Layout:
     return read_layout(name, parse(folder.joinpath(f"{name}.yaml").read_bytes(), f"layouts/{name}.yaml"), words)
 
 
-def read_layout(name: str, tree: MappingTree, words: tuple[str, ...] = ()) -> Layout:
+def read_layout(name: str, tree: MappingNode, words: tuple[str, ...] = ()) -> Layout:
     """A layout's tree, every word understood or refused with its place. `words` are those that model.py cannot undo."""
     reader = _Reader(words)
     top = reader.mapping(tree, WORDS)
@@ -105,7 +117,7 @@ class _Reader:
 
     def mapping(self, tree: Tree, words: tuple[str, ...] = ()) -> dict[str, Entry]:
         """The entries; where words are given, no other key stands."""
-        if not isinstance(tree, MappingTree):
+        if not isinstance(tree, MappingNode):
             self.wrong(tree.place, "not a mapping", "key: value", plain(tree))
             return {}
         for key, entry in tree.entries.items():
@@ -125,7 +137,7 @@ class _Reader:
         return re.sub(r"<([ip])>", r"{\1}", str(text))
 
     def words(self, tree: Tree, holes: tuple[str, ...]) -> list[str]:
-        if not isinstance(tree, Sequence) or not tree.items:
+        if not isinstance(tree, SequenceNode) or not tree.items:
             self.wrong(tree.place, "not a list of names", "[a, b]", plain(tree))
             return []
         return [self.name(plain(item), item.place, holes) for item in tree.items]
@@ -163,7 +175,7 @@ class _Reader:
                 yield replace(item, name=name.replace("{p}", kind), targets=targets)
 
     def item(self, name: str, tree: Tree, under: str) -> Item:
-        if isinstance(tree, Scalar):
+        if isinstance(tree, ScalarNode):
             return Item(name, (under + self.name(tree.value, tree.place, ("<p>",)),))
         entries = self.mapping(tree, self.how)
         if "of" not in entries:

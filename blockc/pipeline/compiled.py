@@ -22,8 +22,7 @@ from blockc.language.parts.numbers import LARGEST_INT
 from blockc.language.spec import Spec, SpecFaults, from_tree, resolved_text
 from blockc.passes import verify, with_cache
 from blockc.pipeline.recipes import FLAT, passed, recipe
-from blockc.source import Finding, SpecError, finding, key_place
-from blockc.source import Mapping as Keys
+from blockc.source import Finding, MappingNode, SpecError, finding, key_place
 
 if TYPE_CHECKING:
     from onnx import TensorProto
@@ -176,7 +175,7 @@ class Compiled:
         return serialised(made)
 
 
-def compiled_tree(tree: Keys) -> Compiled:
+def compiled_tree(tree: MappingNode) -> Compiled:
     """The model of a tree of keys. Raises SpecError with all that is wrong with keys and terms at once."""
     try:
         spec = from_tree(tree)

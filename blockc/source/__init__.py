@@ -6,10 +6,10 @@ from blockc.source.tree import (
     PATH_SHOWN,
     Entry,
     Finding,
-    Mapping,
+    MappingNode,
     Place,
-    Scalar,
-    Sequence,
+    ScalarNode,
+    SequenceNode,
     SpecError,
     Tree,
     at,
@@ -24,7 +24,7 @@ from blockc.source.tree import (
 )
 
 __all__ = [
-    "MAX_BYTES", "PATH_SHOWN", "Entry", "Finding", "Ignore", "Mapping", "Place", "Scalar", "Sequence", "SpecError",
-    "Tree", "at", "every", "find", "finding", "ignores", "inert", "key_place", "override", "parse", "plain", "read",
-    "read_bytes", "render", "suggest",
+    "MAX_BYTES", "PATH_SHOWN", "Entry", "Finding", "Ignore", "MappingNode", "Place", "ScalarNode", "SequenceNode",
+    "SpecError", "Tree", "at", "every", "find", "finding", "ignores", "inert", "key_place", "override", "parse",
+    "plain", "read", "read_bytes", "render", "suggest",
 ]  # fmt: skip

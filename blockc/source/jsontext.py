@@ -8,7 +8,7 @@ import re
 from blockc.diagnostics.importing import CONFIG_JSON
 from blockc.source.reading import MAX_DEPTH, MAX_NODES, source_of
 from blockc.source.text import MAX_DIGITS, Source
-from blockc.source.tree import Entry, Mapping, Scalar, Sequence, SpecError, Tree, fault
+from blockc.source.tree import Entry, MappingNode, ScalarNode, SequenceNode, SpecError, Tree, fault
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN = re.compile(r"[^\s,:\[\]{}\"]+")  # a number or a word
@@ -16,21 +16,21 @@ _WORDS = {"true": True, "false": False}
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
-def parse_json(data: bytes, file: str) -> Mapping:
+def parse_json(data: bytes, file: str) -> MappingNode:
     """The object in this text, with the caps of a spec. Raises SpecError, and nothing else, whatever the text."""
     source = source_of(data, file)
     reader = _Reader(source)
     tree, end = reader.value(reader.skip(0), 0)
     if (end := reader.skip(end)) < len(source.text):
         raise reader.wrong(end, "text after the end of the object")
-    if not isinstance(tree, Mapping):
+    if not isinstance(tree, MappingNode):
         raise reader.wrong(0, "not a JSON object")
     return tree
 
 
 def is_null(tree: Tree) -> bool:
     """JSON's null, which stands in a tree as a bare word."""
-    return isinstance(tree, Scalar) and not tree.quoted and tree.text == "null"
+    return isinstance(tree, ScalarNode) and not tree.quoted and tree.text == "null"
 
 
 class _Reader:
@@ -61,7 +61,7 @@ class _Reader:
                 return self.sequence(start, depth)
             case '"':
                 text, end = self.string(start)
-                return Scalar(text, self.source.place(start, end), self.text[start:end], quoted=True), end
+                return ScalarNode(text, self.source.place(start, end), self.text[start:end], quoted=True), end
             case _:
                 return self.plain(start)
 
@@ -72,30 +72,30 @@ class _Reader:
             raise self.wrong(start, "a text that does not end, or that holds what JSON escapes") from None
         return str(text), end
 
-    def plain(self, start: int) -> tuple[Scalar, int]:
+    def plain(self, start: int) -> tuple[ScalarNode, int]:
         found = _PLAIN.match(self.text, start)
         word, end = (found.group(), found.end()) if found else ("", start)
         place = self.source.place(start, end)
         if word == "null" or word in _WORDS:
-            return Scalar(_WORDS.get(word, word), place, word), end
+            return ScalarNode(_WORDS.get(word, word), place, word), end
         number = _NUMBER.fullmatch(word)
         if number is None or len(word) > MAX_DIGITS:
             raise self.wrong(start, "a value is missing, or no value of JSON stands here")
         value = float(word) if number[2] or number[3] else int(word)
         if abs(value) == float("inf"):
             raise self.wrong(start, "a number too large for a float")
-        return Scalar(value, place, word), end
+        return ScalarNode(value, place, word), end
 
-    def sequence(self, start: int, depth: int) -> tuple[Sequence, int]:
+    def sequence(self, start: int, depth: int) -> tuple[SequenceNode, int]:
         items: list[Tree] = []
         index = self.skip(start + 1)
         while self.at(index) != "]":
             item, index = self.value(index, depth + 1)
             items.append(item)
             index = self.more(index, "]")
-        return Sequence(tuple(items), self.source.place(start, index + 1)), index + 1
+        return SequenceNode(tuple(items), self.source.place(start, index + 1)), index + 1
 
-    def mapping(self, start: int, depth: int) -> tuple[Mapping, int]:
+    def mapping(self, start: int, depth: int) -> tuple[MappingNode, int]:
         entries: dict[str, Entry] = {}
         index = self.skip(start + 1)
         while self.at(index) != "}":
@@ -110,7 +110,7 @@ class _Reader:
             value, index = self.value(self.skip(index + 1), depth + 1)
             entries[name] = Entry(place, value)
             index = self.more(index, "}")
-        return Mapping(entries, self.source.place(start, index + 1)), index + 1
+        return MappingNode(entries, self.source.place(start, index + 1)), index + 1
 
     def more(self, index: int, closing: str) -> int:
         """Behind a comma, or at the closing bracket."""

@@ -19,7 +19,18 @@ from blockc.diagnostics import Code
 from blockc.diagnostics import reading as code
 from blockc.diagnostics.words import KEY_NOT_A_WORD
 from blockc.source.text import VALUE_REFUSED, Source, Wrong, character, check_text, decode, resolve
-from blockc.source.tree import Entry, Finding, Mapping, Place, Scalar, Sequence, SpecError, Tree, fault, finding
+from blockc.source.tree import (
+    Entry,
+    Finding,
+    MappingNode,
+    Place,
+    ScalarNode,
+    SequenceNode,
+    SpecError,
+    Tree,
+    fault,
+    finding,
+)
 
 MAX_BYTES = 1_000_000  # of a spec file
 MAX_DEPTH = 64  # of brackets and indentation, aliases expanded; keeps every recursive walk of a tree safe
@@ -219,7 +230,7 @@ class _Builder:
             if self.stack:  # a root is refused by parse
                 self.report(value.code, place, value.message, got=text, hint=value.hint)
             value = event.value
-        tree = Scalar(value, place, text, quoted)
+        tree = ScalarNode(value, place, text, quoted)
         if event.anchor:
             self.anchors[event.anchor] = _Anchor(place, tree, 1, 0)
         self.attach(tree, 0)
@@ -247,7 +258,7 @@ class _Builder:
         done = self.stack.pop()
         place = self.source.place(done.start, event.end_mark.index if done.event.flow_style else None)
         mapping = isinstance(done.event, yaml.MappingStartEvent)
-        tree = Mapping(done.entries, place) if mapping else Sequence(tuple(done.items), place)
+        tree = MappingNode(done.entries, place) if mapping else SequenceNode(tuple(done.items), place)
         if done.event.anchor:
             self.anchors[done.event.anchor] = _Anchor(place, tree, self.nodes - done.nodes, done.height)
         self.attach(tree, done.height)
@@ -283,15 +294,15 @@ def _build(source: Source, text: str) -> Tree | None:
 # The ways in
 
 
-def parse(data: bytes | str, file: str) -> Mapping:
+def parse(data: bytes | str, file: str) -> MappingNode:
     """The spec in this text. Raises SpecError, and nothing else, whatever the text."""
     source = source_of(data, file)
     check_text(source)
     tree = _build(source, source.text)
-    if tree is None or (isinstance(tree, Scalar) and not tree.text):
+    if tree is None or (isinstance(tree, ScalarNode) and not tree.text):
         raise fault(code.EMPTY, source.place(0), "empty spec", expected="a mapping of keys to values")
-    if not isinstance(tree, Mapping):
-        got = "a list" if isinstance(tree, Sequence) else "a single value"
+    if not isinstance(tree, MappingNode):
+        got = "a list" if isinstance(tree, SequenceNode) else "a single value"
         raise fault(code.NOT_A_MAPPING, tree.place, "a spec is a mapping", expected="key: value lines", got=got)
     return tree
 
@@ -304,7 +315,7 @@ def source_of(data: bytes | str, file: str) -> Source:
     return Source(file, text.replace("\r\n", "\n"))
 
 
-def read(path: Path | str) -> Mapping:
+def read(path: Path | str) -> MappingNode:
     """The spec in this file."""
     return parse(read_bytes(path), str(path))
 
@@ -331,7 +342,7 @@ def read_bytes(path: Path | str) -> bytes:
         raise refuse(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def override(tree: Mapping, assignment: str) -> Mapping:
+def override(tree: MappingNode, assignment: str) -> MappingNode:
     """A new tree with the value of "path=value", YAML flow style under the same rules, at its dotted path."""
     at = Source("--set", assignment)
     newline = assignment.find("\n")
@@ -348,7 +359,7 @@ def override(tree: Mapping, assignment: str) -> Mapping:
     steps = [(found.group(), source.place(*found.span())) for found in re.finditer(r"[^.]+", names)]
     # Read inside brackets, so that only flow style is; all indices stay those of the assignment.
     listed = _build(source, " " * len(names) + "[" + value + "\n]")
-    if not isinstance(listed, Sequence) or len(listed.items) != 1:
+    if not isinstance(listed, SequenceNode) or len(listed.items) != 1:
         place = source.place(len(names) + 1, len(assignment))
         raise fault(
             code.ASSIGNMENT, place, "not one value", expected="one value, a list in brackets", got=value.strip()
@@ -356,14 +367,14 @@ def override(tree: Mapping, assignment: str) -> Mapping:
     return _with(tree, steps, listed.items[0])
 
 
-def _with(tree: Tree | None, path: list[tuple[str, Place]], value: Tree) -> Mapping:
+def _with(tree: Tree | None, path: list[tuple[str, Place]], value: Tree) -> MappingNode:
     """The mapping with the value at the path; `none` and what is absent on the way become mappings."""
     (name, place), rest = path[0], path[1:]
-    if tree is None or (isinstance(tree, Scalar) and tree.value == "none"):
-        tree = Mapping({}, place)
-    if not isinstance(tree, Mapping):
+    if tree is None or (isinstance(tree, ScalarNode) and tree.value == "none"):
+        tree = MappingNode({}, place)
+    if not isinstance(tree, MappingNode):
         message, hint = f"{name} cannot be set in a value that has no keys", "set the whole value"
         raise fault(code.NO_KEYS_BELOW, place, message, hint=hint, others=[("it is written here", tree.place)])
     old = tree.entries.get(name)
     new = _with(old.value if old else None, rest, value) if rest else value
-    return Mapping({**tree.entries, name: Entry(place, new)}, tree.place)
+    return MappingNode({**tree.entries, name: Entry(place, new)}, tree.place)

@@ -87,7 +87,7 @@ def every(function: Callable[[A], B], items: Iterable[A]) -> list[B]:
 
 
 @dataclass(frozen=True, slots=True)
-class Scalar:
+class ScalarNode:
     """A word, number or truth value. `text` is as written; a quoted or block scalar is always a str."""
 
     value: str | int | float | bool
@@ -97,7 +97,7 @@ class Scalar:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class SequenceNode:
     """A list of trees."""
 
     items: tuple[Tree, ...]
@@ -105,7 +105,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class MappingNode:
     """Keys to entries, in the order written. Not to be changed in place."""
 
     entries: dict[str, Entry]
@@ -120,7 +120,7 @@ class Entry:
     value: Tree
 
 
-Tree: TypeAlias = "Scalar | Sequence | Mapping"
+Tree: TypeAlias = "ScalarNode | SequenceNode | MappingNode"
 
 
 def finding(
@@ -147,11 +147,11 @@ def fault(code: Code, place: Place, message: str, others: Iterable[tuple[str, Pl
 def plain(tree: Tree) -> object:
     """The tree as dict, list and scalars, without places."""
     match tree:
-        case Scalar():
+        case ScalarNode():
             return tree.value
-        case Sequence():
+        case SequenceNode():
             return [plain(item) for item in tree.items]
-        case Mapping():
+        case MappingNode():
             return {key: plain(entry.value) for key, entry in tree.entries.items()}
 
 
@@ -159,10 +159,10 @@ def _walk(tree: Tree, path: tuple[str | int, ...]) -> Iterator[tuple[Place, Tree
     """(place of the key, or of the item; value) for the root and each step of the path that exists."""
     yield tree.place, tree
     for step in path:
-        if isinstance(tree, Mapping) and isinstance(step, str) and step in tree.entries:
+        if isinstance(tree, MappingNode) and isinstance(step, str) and step in tree.entries:
             entry = tree.entries[step]
             place, tree = entry.key, entry.value
-        elif isinstance(tree, Sequence) and isinstance(step, int) and 0 <= step < len(tree.items):
+        elif isinstance(tree, SequenceNode) and isinstance(step, int) and 0 <= step < len(tree.items):
             tree = tree.items[step]
             place = tree.place
         else:
@@ -178,7 +178,7 @@ def find(tree: Tree, path: tuple[str | int, ...]) -> Tree:
 def at(tree: Tree, path: tuple[str, ...]) -> Tree | None:
     """The tree at a path of keys, or None where there is none."""
     for step in path:
-        if not isinstance(tree, Mapping) or step not in tree.entries:
+        if not isinstance(tree, MappingNode) or step not in tree.entries:
             return None
         tree = tree.entries[step].value
     return tree

@@ -17,7 +17,7 @@ from blockc.language.parts.twin import SOFTCAP, AtMost, Edits, Twin
 from blockc.ops import Alibi as AlibiOp
 from blockc.ops import Attention as AttentionOp
 from blockc.ops import Clip, Linear, MergeHeads, SinkAttention, Sinks, SplitHeads, Visible, VisibleBothWays
-from blockc.source import Mapping, Place, plain
+from blockc.source import MappingNode, Place, plain
 
 SEEN = 5  # tokens of a window in a twin
 GROUP = 4  # the most query heads that read one key-value head in a twin
@@ -139,7 +139,7 @@ class Attention(Part):
         few = min(kv_heads, 2 if grouped else 4)
         return few * min(self.heads // kv_heads, GROUP), few
 
-    def shrunk(self, said: Mapping, twin: Twin) -> Edits:
+    def shrunk(self, said: MappingNode, twin: Twin) -> Edits:
         """Heads, their size, and the scale of scores with it: of what is said, laid over this attention."""
         words = {key: plain(entry.value) for key, entry in said.entries.items()}
         sizes = {key: words[key] for key in ("heads", "kv_heads", "head_dim") if key in words}

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from blockc.diagnostics import Code
 from blockc.ir import B, Call, Function, Input, Node, Op, S, Type, Value, node, tensor
 from blockc.language.parts.twin import Edits, Twin
-from blockc.source import Mapping, Place
+from blockc.source import MappingNode, Place
 
 T = TypeVar("T")
 Loc = tuple[str | int, ...]
@@ -60,7 +60,7 @@ class Model(BaseModel):
         """The keys as they stand in a spec, but for those that are marked LAST: the order of the fields."""
         return tuple(cls.model_fields)
 
-    def shrunk(self, said: Mapping, twin: Twin) -> Edits:
+    def shrunk(self, said: MappingNode, twin: Twin) -> Edits:
         """The values in a twin of keys that shrink together, where `said` stands; a key alone has its Rule."""
         return {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from blockc.source import Scalar, Sequence, Tree
+from blockc.source import ScalarNode, SequenceNode, Tree
 
 SCALES = (0.75, 1.5)  # of branches and logits: what is scaled to nothing proves nothing
 SOFTCAP = 2.0  # near the spread of random scores: a cap that bends nothing proves nothing
@@ -48,10 +48,10 @@ class Number(Rule):
         raise NotImplementedError
 
     def shrunk(self, value: Tree, twin: Twin) -> Tree | None:
-        if not isinstance(value, Scalar) or not isinstance(value.value, int | float):
+        if not isinstance(value, ScalarNode) or not isinstance(value.value, int | float):
             return value
         new = self.of(value.value, twin)
-        return Scalar(new, value.place, str(new))
+        return ScalarNode(new, value.place, str(new))
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,10 @@ class OnePerPair(Rule):
     """A list with a number for each pair that turns: as many fewer as heads are smaller, from all of the list."""
 
     def shrunk(self, value: Tree, twin: Twin) -> Tree | None:
-        if not isinstance(value, Sequence):
+        if not isinstance(value, SequenceNode):
             return value
         many, few = len(value.items), twin.of_heads(len(value.items))
-        return Sequence(tuple(value.items[i * many // few] for i in range(few)), value.place)
+        return SequenceNode(tuple(value.items[i * many // few] for i in range(few)), value.place)
 
 
 @dataclass(frozen=True)

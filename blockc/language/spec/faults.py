@@ -23,7 +23,7 @@ from blockc.language.parts import Loc, Problem
 from blockc.language.spec.classes import models_of
 from blockc.language.spec.keys import LAYER_KEYS, PATTERNS, TOP_KEYS, LayerKeys, TopKeys
 from blockc.language.spec.words import FOREIGN, reserved
-from blockc.source import Finding, Mapping, Place, Scalar, Sequence, Tree, find, finding, key_place, suggest
+from blockc.source import Finding, MappingNode, Place, ScalarNode, SequenceNode, Tree, find, finding, key_place, suggest
 
 Error = dict[str, Any]
 
@@ -56,13 +56,13 @@ def faulty_keys(error: ValidationError, tree: Tree) -> set[str]:
 
 def without(tree: Tree, path: Loc) -> Tree:
     """A tree without the key at a path."""
-    if not path or not isinstance(tree, Mapping) or path[0] not in tree.entries:
+    if not path or not isinstance(tree, MappingNode) or path[0] not in tree.entries:
         return tree
     entry = tree.entries[str(path[0])]
     kept = {key: each for key, each in tree.entries.items() if key != path[0] or len(path) > 1}
     if len(path) > 1:
         kept[str(path[0])] = replace(entry, value=without(entry.value, path[1:]))
-    return Mapping(kept, tree.place)
+    return MappingNode(kept, tree.place)
 
 
 def _is(errors: list[Error], *kinds: str) -> bool:
@@ -88,7 +88,7 @@ def from_problem(problem: Problem, tree: Tree, where: Loc, name: str = "") -> Fi
 def value_place(tree: Tree, path: Loc) -> Place:
     """Where a value stands; where a key stands if its value is a whole block; the parent's where neither is there."""
     found = find(tree, path)
-    return found.place if isinstance(found, Scalar) else key_place(tree, path)
+    return found.place if isinstance(found, ScalarNode) else key_place(tree, path)
 
 
 def dotted(path: Loc) -> str:
@@ -101,11 +101,11 @@ def dotted(path: Loc) -> str:
 def shown(tree: Tree) -> str:
     """A value as it came, in the language's own words."""
     match tree:
-        case Scalar():
+        case ScalarNode():
             return tree.text
-        case Sequence():
+        case SequenceNode():
             return "a list" if tree.items else "an empty list"
-        case Mapping():
+        case MappingNode():
             return f"a mapping with {', '.join(tree.entries)}" if tree.entries else "an empty mapping"
 
 
@@ -139,9 +139,9 @@ def _real_path(tree: Tree, loc: Loc, kind: str) -> Loc:
     path: list[str | int] = []
     current: Tree = tree
     for i, step in enumerate(loc):
-        if isinstance(current, Mapping) and step in current.entries:
+        if isinstance(current, MappingNode) and step in current.entries:
             current = current.entries[str(step)].value
-        elif isinstance(current, Sequence) and isinstance(step, int):
+        elif isinstance(current, SequenceNode) and isinstance(step, int):
             current = current.items[step]
         elif not (kind == "missing" and i == len(loc) - 1):
             continue
@@ -266,10 +266,10 @@ def _one_of(words: list[str]) -> str:
 
 
 def _hint(error: Error, found: Tree) -> str:
-    return next(_hints(error, found), "") if isinstance(found, Scalar) else ""
+    return next(_hints(error, found), "") if isinstance(found, ScalarNode) else ""
 
 
-def _hints(error: Error, found: Scalar) -> Iterator[str]:
+def _hints(error: Error, found: ScalarNode) -> Iterator[str]:
     kind, value = error["type"], found.value
     if kind in ("int_type", "float_type") and isinstance(value, str) and found.quoted and _numeric(value):
         yield "remove the quotes"

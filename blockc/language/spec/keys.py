@@ -16,7 +16,7 @@ from blockc.language.parts.base import KIND, KindName, Mark
 from blockc.language.parts.numbers import Count, Positive, PositiveFloat
 from blockc.language.parts.twin import LENGTH, SCALES, SOFTCAP, AtMost, Dropped, Edits, OfWidth, Rule, Twin, Within
 from blockc.language.spec import labels
-from blockc.source import Mapping, Scalar, Sequence, Tree, plain
+from blockc.source import MappingNode, ScalarNode, SequenceNode, Tree, plain
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 LAYOUT = r"^[a-z0-9][a-z0-9._-]{0,99}$"
@@ -266,15 +266,15 @@ class FewLayers(Rule):
     """Two layers stand for many in a row: enough for what treats a run as a loop."""
 
     def shrunk(self, value: Tree, twin: Twin) -> Tree | None:
-        if not isinstance(value, Sequence):
+        if not isinstance(value, SequenceNode):
             return value
-        return Sequence(tuple(layer for item in value.items for layer in self._few(item)), value.place)
+        return SequenceNode(tuple(layer for item in value.items for layer in self._few(item)), value.place)
 
     def _few(self, item: Tree) -> tuple[Tree, ...]:
-        if not isinstance(item, Mapping):
+        if not isinstance(item, MappingNode):
             return (item,)
         ((name, entry),) = item.entries.items()
-        return (Scalar(name, entry.key, name),) * self.of(plain(item))
+        return (ScalarNode(name, entry.key, name),) * self.of(plain(item))
 
     @staticmethod
     def of(item: object) -> int:
@@ -343,7 +343,7 @@ class TopKeys(Model):
         "effect on the function.",
     )
 
-    def shrunk(self, said: Mapping, twin: Twin) -> Edits:
+    def shrunk(self, said: MappingNode, twin: Twin) -> Edits:
         """The twin's name and its sizes: no two alike by chance."""
         return {
             "name": self.name.removesuffix("-twin") + "-twin",

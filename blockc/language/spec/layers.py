@@ -14,10 +14,10 @@ from blockc.language.spec.keys import LAYER_KEYS, Layers
 from blockc.source import (
     Entry,
     Finding,
-    Mapping,
+    MappingNode,
     Place,
-    Scalar,
-    Sequence,
+    ScalarNode,
+    SequenceNode,
     SpecError,
     Tree,
     every,
@@ -27,11 +27,11 @@ from blockc.source import (
 )
 
 Run = tuple[str, int]  # a kind, and how often it is laid
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 LISTS = ("first", "pattern", "last")
 # By part, what the norms inside it take over from the layer's.
-TAKEN: dict[str, dict[str, Path]] = {key: dict(norms_inside(PARTS[key])) for key in PARTS}
+TAKEN: dict[str, dict[str, KeyPath]] = {key: dict(norms_inside(PARTS[key])) for key in PARTS}
 SLOT = (("block",), ("norm", "placement"))  # two words for one thing: the later one replaces the other
 
 
@@ -40,7 +40,7 @@ class Kind:
     """One way in which a layer is made: a name of layers.kinds, or several joined by +."""
 
     name: str
-    tree: Mapping
+    tree: MappingNode
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Laid:
     faults: tuple[Finding, ...]
 
 
-def lay(tree: Mapping, layers: Layers | None, depth: int) -> Laid:
+def lay(tree: MappingNode, layers: Layers | None, depth: int) -> Laid:
     """The kind of each of the `depth` layers. A fault hides no other: every kind is there that can be read."""
     base = _base(tree)
     if layers is None:
@@ -77,19 +77,19 @@ def lay(tree: Mapping, layers: Layers | None, depth: int) -> Laid:
     return Laid(kinds, () if faults else tuple(names), tuple(faults))
 
 
-def kinds_of(tree: Mapping) -> tuple[Kind, ...]:
+def kinds_of(tree: MappingNode) -> tuple[Kind, ...]:
     """Every kind that can be read, of a spec whose list of layers may be wrong.
 
     Where kinds are joined, what one of them lacks another says: by itself none is looked at that is not laid so.
     """
     layers = tree.entries["layers"].value if "layers" in tree.entries else None
-    said = layers.entries["kinds"].value if isinstance(layers, Mapping) and "kinds" in layers.entries else None
-    if not isinstance(said, Mapping) or not isinstance(layers, Mapping):
+    said = layers.entries["kinds"].value if isinstance(layers, MappingNode) and "kinds" in layers.entries else None
+    if not isinstance(said, MappingNode) or not isinstance(layers, MappingNode):
         return ()
     kinds = {name: entry.value for name, entry in said.entries.items() if "+" not in name}
-    overlays = {name: _known(value) for name, value in kinds.items() if isinstance(value, Mapping)}
+    overlays = {name: _known(value) for name, value in kinds.items() if isinstance(value, MappingNode)}
     listed = [layers.entries[key].value for key in LISTS if key in layers.entries]
-    names = [name for each in listed if isinstance(each, Sequence) for item in each.items for name in _named(item)]
+    names = [name for each in listed if isinstance(each, SequenceNode) for item in each.items for name in _named(item)]
     sound = [name for name in dict.fromkeys(names) if set(name.split("+")) <= set(overlays)]
     alone = [] if any("+" in name for name in names) else [name for name in overlays if name not in sound]
     merged, _ = _all_merged(_base(tree), [*sound, *alone], overlays)
@@ -103,17 +103,17 @@ def _named(item: Tree) -> list[str]:
         return []
 
 
-def _base(tree: Mapping) -> Mapping:
-    return Mapping({k: e for k, e in tree.entries.items() if k in LAYER_KEYS}, tree.place)
+def _base(tree: MappingNode) -> MappingNode:
+    return MappingNode({k: e for k, e in tree.entries.items() if k in LAYER_KEYS}, tree.place)
 
 
-def _known(overlay: Mapping) -> Mapping:
+def _known(overlay: MappingNode) -> MappingNode:
     """What a kind says, without keys that nothing reads."""
-    return Mapping({key: entry for key, entry in overlay.entries.items() if key in LAYER_KEYS}, overlay.place)
+    return MappingNode({key: entry for key, entry in overlay.entries.items() if key in LAYER_KEYS}, overlay.place)
 
 
 def _all_merged(
-    base: Mapping, names: Iterable[str], overlays: dict[str, Mapping]
+    base: MappingNode, names: Iterable[str], overlays: dict[str, MappingNode]
 ) -> tuple[dict[str, Kind], list[Finding]]:
     kinds: dict[str, Kind] = {}
     faults: list[Finding] = []
@@ -125,16 +125,16 @@ def _all_merged(
     return kinds, faults
 
 
-def _mapping(tree: Mapping, key: str) -> Mapping:
+def _mapping(tree: MappingNode, key: str) -> MappingNode:
     value = tree.entries[key].value
-    assert isinstance(value, Mapping)  # validated before
+    assert isinstance(value, MappingNode)  # validated before
     return value
 
 
 # The list of layers
 
 
-def _sequence(at: Mapping, depth: int, depth_place: Place, known: set[str]) -> list[str]:
+def _sequence(at: MappingNode, depth: int, depth_place: Place, known: set[str]) -> list[str]:
     """Counts are compared before anything is laid, so that no count is too large."""
     runs = dict(zip(LISTS, every(lambda key: _runs(at, key, known), LISTS), strict=True))
     fixed = sum(count for key in ("first", "last") for _, count in runs[key])
@@ -158,9 +158,9 @@ def _laid(runs: tuple[Run, ...]) -> Iterator[str]:
     return (name for name, count in runs for _ in range(count))
 
 
-def _runs(at: Mapping, key: str, known: set[str]) -> tuple[Run, ...]:
+def _runs(at: MappingNode, key: str, known: set[str]) -> tuple[Run, ...]:
     listed = at.entries[key].value if key in at.entries else None
-    return tuple(every(lambda item: _run(item, known), listed.items if isinstance(listed, Sequence) else ()))
+    return tuple(every(lambda item: _run(item, known), listed.items if isinstance(listed, SequenceNode) else ()))
 
 
 def _run(item: Tree, known: set[str]) -> Run:
@@ -177,9 +177,9 @@ def _run(item: Tree, known: set[str]) -> Run:
 def _entry(item: Tree) -> tuple[str, int, Place]:
     """kind, kindA+kindB or {kind: count}: the name, the count, and where the name stands."""
     match item:
-        case Scalar(value=str() as name):
+        case ScalarNode(value=str() as name):
             return name, 1, item.place
-        case Mapping(entries=entries) if len(entries) == 1:
+        case MappingNode(entries=entries) if len(entries) == 1:
             ((name, entry),) = entries.items()
             count = plain(entry.value)
             if isinstance(count, int) and not isinstance(count, bool) and count > 0:
@@ -196,7 +196,7 @@ def _entry(item: Tree) -> tuple[str, int, Place]:
 # The kinds
 
 
-def _overlays(at: Mapping) -> tuple[dict[str, Mapping], list[Finding]]:
+def _overlays(at: MappingNode) -> tuple[dict[str, MappingNode], list[Finding]]:
     """What each kind says, and what of it no kind may say."""
     kinds = _mapping(at, "kinds")
     overlays = {name: _mapping(kinds, name) for name in kinds.entries}
@@ -204,7 +204,7 @@ def _overlays(at: Mapping) -> tuple[dict[str, Mapping], list[Finding]]:
     return {name: _known(overlay) for name, overlay in overlays.items()}, faults
 
 
-def _overlay_faults(name: str, overlay: Mapping) -> Iterator[Finding]:
+def _overlay_faults(name: str, overlay: MappingNode) -> Iterator[Finding]:
     for key, entry in overlay.entries.items():
         if key not in LAYER_KEYS:
             yield unknown_key(entry.key, f"layers.kinds.{name}.{key}", key, sorted(LAYER_KEYS))
@@ -215,7 +215,7 @@ def _overlay_faults(name: str, overlay: Mapping) -> Iterator[Finding]:
                           hint="write it under the top-level norm")  # fmt: skip
 
 
-def _merged(base: Mapping, name: str, overlays: dict[str, Mapping]) -> Mapping:
+def _merged(base: MappingNode, name: str, overlays: dict[str, MappingNode]) -> MappingNode:
     parts = name.split("+")
     if faults := list(_clashes(parts, overlays)):
         raise SpecError(faults)
@@ -224,65 +224,65 @@ def _merged(base: Mapping, name: str, overlays: dict[str, Mapping]) -> Mapping:
     return base
 
 
-def _slot(merged: Mapping, overlay: Mapping) -> Mapping:
+def _slot(merged: MappingNode, overlay: MappingNode) -> MappingNode:
     """block and norm.placement say the same thing: the kind's own word replaces the inherited one."""
     says = {path for path, _ in _leaves(overlay, ())} & set(SLOT)
     norm = merged.entries.get("norm")
-    if says == {("block",)} and norm and isinstance(norm.value, Mapping):
-        kept = Mapping({k: e for k, e in norm.value.entries.items() if k != "placement"}, norm.value.place)
-        return Mapping({**merged.entries, "norm": Entry(norm.key, kept)}, merged.place)
+    if says == {("block",)} and norm and isinstance(norm.value, MappingNode):
+        kept = MappingNode({k: e for k, e in norm.value.entries.items() if k != "placement"}, norm.value.place)
+        return MappingNode({**merged.entries, "norm": Entry(norm.key, kept)}, merged.place)
     if says == {("norm", "placement")}:
-        return Mapping({k: e for k, e in merged.entries.items() if k != "block"}, merged.place)
+        return MappingNode({k: e for k, e in merged.entries.items() if k != "block"}, merged.place)
     return merged
 
 
-def merge(below: Mapping, above: Mapping) -> Mapping:
+def merge(below: MappingNode, above: MappingNode) -> MappingNode:
     """Mappings by key; anything else replaces, and so does a mapping whose type changes."""
     if _retyped(below, above):
         return above
     entries = dict(below.entries)
     for key, entry in above.entries.items():
         old = entries[key].value if key in entries else None
-        if isinstance(old, Mapping) and isinstance(entry.value, Mapping):
+        if isinstance(old, MappingNode) and isinstance(entry.value, MappingNode):
             entry = Entry(entry.key, merge(old, entry.value))
         entries[key] = entry
-    return Mapping(entries, above.place)
+    return MappingNode(entries, above.place)
 
 
-def with_norm(tree: Mapping) -> Mapping:
+def with_norm(tree: MappingNode) -> MappingNode:
     """A layer's tree in which the norms inside its parts say what they take over from the layer's norm."""
     norm = tree.entries["norm"].value if "norm" in tree.entries else None
-    if not isinstance(norm, Mapping):
+    if not isinstance(norm, MappingNode):
         return tree
     parts = {key: entry for key in TAKEN if (entry := tree.entries.get(key))}
     made = {
-        key: Entry(entry.key, Mapping(said, entry.value.place))
+        key: Entry(entry.key, MappingNode(said, entry.value.place))
         for key, entry in parts.items()
-        if isinstance(entry.value, Mapping) and (said := _norms_inside(entry.value, norm, TAKEN[key]))
+        if isinstance(entry.value, MappingNode) and (said := _norms_inside(entry.value, norm, TAKEN[key]))
     }
-    return merge(tree, Mapping(made, tree.place)) if made else tree
+    return merge(tree, MappingNode(made, tree.place)) if made else tree
 
 
-def _norms_inside(part: Mapping, norm: Mapping, taken: dict[str, Path]) -> dict[str, Entry]:
+def _norms_inside(part: MappingNode, norm: MappingNode, taken: dict[str, KeyPath]) -> dict[str, Entry]:
     said: dict[str, Entry] = {}
     for key, words in taken.items():
         own = part.entries.get(key)
-        if own and isinstance(own.value, Mapping):
-            base = Mapping({k: e for k, e in norm.entries.items() if k in words}, norm.place)
+        if own and isinstance(own.value, MappingNode):
+            base = MappingNode({k: e for k, e in norm.entries.items() if k in words}, norm.place)
             said[key] = Entry(own.key, merge(base, own.value))
     return said
 
 
-def _retyped(below: Mapping, above: Mapping) -> bool:
+def _retyped(below: MappingNode, above: MappingNode) -> bool:
     if "type" not in above.entries or "type" not in below.entries:
         return False
     return plain(above.entries["type"].value) != plain(below.entries["type"].value)
 
 
-def _clashes(parts: list[str], overlays: dict[str, Mapping]) -> Iterator[Finding]:
+def _clashes(parts: list[str], overlays: dict[str, MappingNode]) -> Iterator[Finding]:
     """Joined kinds may not say the same thing, nor one turn off what the other fills."""
-    leaves: dict[Path, tuple[str, Place]] = {}
-    filled: dict[Path, tuple[str, Place]] = {}  # the mappings that hold a leaf
+    leaves: dict[KeyPath, tuple[str, Place]] = {}
+    filled: dict[KeyPath, tuple[str, Place]] = {}  # the mappings that hold a leaf
     for part in parts:
         said = tuple(_leaves(overlays[part], ()))
         for path, place in said:
@@ -296,7 +296,7 @@ def _clashes(parts: list[str], overlays: dict[str, Mapping]) -> Iterator[Finding
             filled.update({path[:n]: (part, place) for n in range(1, len(path))})
 
 
-def _upwards(path: Path) -> Iterator[Path]:
+def _upwards(path: KeyPath) -> Iterator[KeyPath]:
     """A path, the other word of its slot, and the paths above it."""
     yield path
     if path in SLOT:
@@ -304,9 +304,9 @@ def _upwards(path: Path) -> Iterator[Path]:
     yield from (path[:n] for n in range(len(path) - 1, 0, -1))
 
 
-def _leaves(tree: Mapping, path: Path) -> Iterator[tuple[Path, Place]]:
+def _leaves(tree: MappingNode, path: KeyPath) -> Iterator[tuple[KeyPath, Place]]:
     for key, entry in tree.entries.items():
-        if isinstance(entry.value, Mapping):
+        if isinstance(entry.value, MappingNode):
             yield from _leaves(entry.value, (*path, key))
         else:
             yield (*path, key), entry.key

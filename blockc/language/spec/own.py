@@ -11,7 +11,7 @@ from blockc.language.parts import PARTS, Part
 from blockc.language.spec.faults import from_pydantic, shown
 from blockc.language.spec.layers import merge, with_norm
 from blockc.language.spec.reading import Layer
-from blockc.source import Entry, Mapping, SpecError, Tree, find, finding, key_place, plain
+from blockc.source import Entry, MappingNode, SpecError, Tree, find, finding, key_place, plain
 
 
 def key_of(label: str) -> str | None:
@@ -35,10 +35,10 @@ def own_part(layer: Layer, label: str) -> OwnPart:
     key, change = _change(layer, label)
     model, tree = PARTS[key], change
     base = layer.tree.entries.get(key)
-    if base is not None and isinstance(base.value, Mapping):
+    if base is not None and isinstance(base.value, MappingNode):
         inherited = {k: e for k, e in base.value.entries.items() if k in model.model_fields}
-        tree = merge(Mapping(inherited, base.value.place), change)
-    whole = with_norm(Mapping({**layer.tree.entries, key: Entry(change.place, tree)}, change.place))
+        tree = merge(MappingNode(inherited, base.value.place), change)
+    whole = with_norm(MappingNode({**layer.tree.entries, key: Entry(change.place, tree)}, change.place))
     tree = whole.entries[key].value
     try:
         return OwnPart(key, model.model_validate(plain(tree)), tree)
@@ -46,14 +46,14 @@ def own_part(layer: Layer, label: str) -> OwnPart:
         raise SpecError(from_pydantic(error, model, tree, ("parts", label, key))) from None
 
 
-def _change(layer: Layer, label: str) -> tuple[str, Mapping]:
+def _change(layer: Layer, label: str) -> tuple[str, MappingNode]:
     """The one key that the part varies, and what it says of it."""
     path = ("parts", label)
     tree = find(layer.tree, path)
-    entries = tree.entries if isinstance(tree, Mapping) else {}
+    entries = tree.entries if isinstance(tree, MappingNode) else {}
     said = {key: entry.value for key, entry in entries.items() if plain(entry.value) != "none"}
     for key, value in said.items():
-        if len(said) == 1 and key in PARTS and isinstance(value, Mapping):
+        if len(said) == 1 and key in PARTS and isinstance(value, MappingNode):
             return key, value
     expected = "{mlp: {...}}: what it changes of the key of that name"
     message = f"part {label} is not one of {', '.join(PARTS)}"

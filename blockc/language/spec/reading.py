@@ -16,7 +16,7 @@ from blockc.language.parts import PARTS, Part
 from blockc.language.spec.faults import faulty_keys, from_problem, from_pydantic, shown, unknown_keys, without
 from blockc.language.spec.keys import LAYER_KEYS, PLACEMENTS, TOP_KEYS, LayerKeys, Layers, NormKeys, TopKeys, scaled
 from blockc.language.spec.layers import Kind, kinds_of, lay, with_norm
-from blockc.source import Finding, Mapping, Place, SpecError, Tree, finding, key_place, override, plain, read
+from blockc.source import Finding, MappingNode, Place, SpecError, Tree, finding, key_place, override, plain, read
 
 M = TypeVar("M", bound=BaseModel)
 Sizes = tuple[int, int]  # width and context
@@ -29,7 +29,7 @@ class Layer:
 
     kind: str
     keys: LayerKeys
-    tree: Mapping
+    tree: MappingNode
 
     def __repr__(self) -> str:
         return f"<Layer {self.kind}: {', '.join(sorted(self.keys.model_fields_set))}>"
@@ -54,7 +54,7 @@ class Spec:
     top: TopKeys
     layers: tuple[Layer, ...]
     final_norm: NormKeys | None
-    tree: Mapping
+    tree: MappingNode
 
     def __repr__(self) -> str:
         at = self.tree.place
@@ -94,7 +94,7 @@ class SpecFaults(SpecError):
         self.sound, self.sizes = sound, sizes
 
 
-def from_tree(tree: Mapping) -> Spec:
+def from_tree(tree: MappingNode) -> Spec:
     """Raises SpecFaults: one run shows all that is wrong with any key."""
     _version_first(tree)
     top, faults = _read(TopKeys, _only(tree, TOP_KEYS, keep_unknown=True))
@@ -119,20 +119,20 @@ def from_tree(tree: Mapping) -> Spec:
     return Spec(top, layers, final, tree)
 
 
-def _misnamed(tree: Mapping) -> bool:
+def _misnamed(tree: MappingNode) -> bool:
     """Whether a list of layers may stand under a key that is no such list: then none is missed."""
     layers = tree.entries["layers"].value if "layers" in tree.entries else None
-    return isinstance(layers, Mapping) and not set(layers.entries) <= set(Layers.model_fields)
+    return isinstance(layers, MappingNode) and not set(layers.entries) <= set(Layers.model_fields)
 
 
-def _too_deep(tree: Mapping, depth: int) -> list[Finding]:
+def _too_deep(tree: MappingNode, depth: int) -> list[Finding]:
     if depth <= MAX_DEPTH:
         return []
     place, message = tree.entries["depth"].value.place, "more layers than can be laid out one by one"
     return [finding(MANY_LAYERS, place, message, expected=f"at most {MAX_DEPTH}", got=str(depth))]
 
 
-def _version_first(tree: Mapping) -> None:
+def _version_first(tree: MappingNode) -> None:
     if "blockc" not in tree.entries:
         hint = "it is the first line of a spec"
         raise SpecError([finding(VERSION, tree.place, "missing key blockc", expected="blockc: 1", hint=hint)])
@@ -146,19 +146,19 @@ def _version_first(tree: Mapping) -> None:
         )
 
 
-def _only(tree: Mapping, keys: frozenset[str], keep_unknown: bool = False) -> Mapping:
+def _only(tree: MappingNode, keys: frozenset[str], keep_unknown: bool = False) -> MappingNode:
     kept = {k: e for k, e in tree.entries.items() if k in keys or (keep_unknown and k not in TOP_KEYS | LAYER_KEYS)}
-    return Mapping(kept, tree.place)
+    return MappingNode(kept, tree.place)
 
 
-def _validated(model: type[M], tree: Mapping, where: tuple[str | int, ...] = ()) -> tuple[M | None, list[Finding]]:
+def _validated(model: type[M], tree: MappingNode, where: tuple[str | int, ...] = ()) -> tuple[M | None, list[Finding]]:
     try:
         return model.model_validate(plain(tree)), []
     except ValidationError as error:
         return None, from_pydantic(error, model, tree, where)
 
 
-def _read(model: type[M], tree: Mapping) -> tuple[M | None, list[Finding]]:
+def _read(model: type[M], tree: MappingNode) -> tuple[M | None, list[Finding]]:
     """As far as it can be read: a key that nothing reads is a fault, and hides none of the rest."""
     try:
         return model.model_validate(plain(tree)), []
@@ -168,32 +168,32 @@ def _read(model: type[M], tree: Mapping) -> tuple[M | None, list[Finding]]:
         return (_validated(model, kept)[0] if kept != tree else None), faults
 
 
-def _known(error: ValidationError, tree: Mapping) -> Mapping:
+def _known(error: ValidationError, tree: MappingNode) -> MappingNode:
     """The tree without the keys that nothing reads."""
     kept: Tree = tree
     for path in unknown_keys(error, tree):
         kept = without(kept, path)
-    assert isinstance(kept, Mapping)
+    assert isinstance(kept, MappingNode)
     return kept
 
 
-def _one_kind(tree: Mapping) -> tuple[Kind, ...]:
+def _one_kind(tree: MappingNode) -> tuple[Kind, ...]:
     return () if "layers" in tree.entries else (Kind("layer", _only(tree, LAYER_KEYS)),)
 
 
-def _sizes(tree: Mapping) -> Sizes | None:
+def _sizes(tree: MappingNode) -> Sizes | None:
     """Width and context, where they are known though other keys are wrong."""
     width, context = _size(tree, "width"), _size(tree, "context")
     return (width, context) if width and context else None
 
 
-def _size(tree: Mapping, key: str) -> int | None:
+def _size(tree: MappingNode, key: str) -> int | None:
     """A top-level size, where it is one."""
     size = plain(tree.entries[key].value) if key in tree.entries else None
     return size if type(size) is int and size > 0 else None
 
 
-def _of_kinds(tree: Mapping, kinds: Iterable[Kind], sizes: Sizes | None) -> tuple[tuple[Layer, ...], list[Finding]]:
+def _of_kinds(tree: MappingNode, kinds: Iterable[Kind], sizes: Sizes | None) -> tuple[tuple[Layer, ...], list[Finding]]:
     """The layers that are sound, one a kind, and what is wrong with the others."""
     sound: list[Layer] = []
     faults: list[Finding] = []
@@ -207,7 +207,7 @@ def _of_kinds(tree: Mapping, kinds: Iterable[Kind], sizes: Sizes | None) -> tupl
     return tuple(sound), _distinct(faults)
 
 
-def _rest(kind: str, tree: Mapping) -> Layer:
+def _rest(kind: str, tree: MappingNode) -> Layer:
     """A layer without the keys under which something is wrong."""
     for less in (_known, _sound):
         try:
@@ -218,10 +218,10 @@ def _rest(kind: str, tree: Mapping) -> Layer:
     return Layer(kind, keys or LayerKeys(), tree)
 
 
-def _sound(error: ValidationError, tree: Mapping) -> Mapping:
+def _sound(error: ValidationError, tree: MappingNode) -> MappingNode:
     """The tree without each of its keys under which something is wrong."""
     wrong = faulty_keys(error, tree)
-    return Mapping({key: entry for key, entry in tree.entries.items() if key not in wrong}, tree.place)
+    return MappingNode({key: entry for key, entry in tree.entries.items() if key not in wrong}, tree.place)
 
 
 def _part_faults(layer: Layer, sizes: Sizes | None) -> Iterator[Finding]:
@@ -262,12 +262,12 @@ def occupants(keys: LayerKeys) -> Iterator[tuple[str, Part]]:
             yield key, part
 
 
-def _final_norm(tree: Mapping, layers: tuple[Layer, ...]) -> tuple[NormKeys | None, list[Finding]]:
+def _final_norm(tree: MappingNode, layers: tuple[Layer, ...]) -> tuple[NormKeys | None, list[Finding]]:
     """The norm after the last layer: the top-level one, and there unless norms stand after each addition."""
     if "norm" not in tree.entries or not layers:
         return None, []
     written = tree.entries["norm"].value
-    norm, faults = _validated(NormKeys, written, ("norm",)) if isinstance(written, Mapping) else (None, [])
+    norm, faults = _validated(NormKeys, written, ("norm",)) if isinstance(written, MappingNode) else (None, [])
     if norm is None:
         return None, faults
     if problems := list(norm.problems(0, 0)):
@@ -277,7 +277,7 @@ def _final_norm(tree: Mapping, layers: tuple[Layer, ...]) -> tuple[NormKeys | No
     return (norm if final else None), []
 
 
-def _position_faults(tree: Mapping, top: TopKeys, layers: tuple[Layer, ...]) -> Iterator[Finding]:
+def _position_faults(tree: MappingNode, top: TopKeys, layers: tuple[Layer, ...]) -> Iterator[Finding]:
     """How a token's place is known is always said: positions, rope, alibi, or positions: none."""
     if layers and "positions" not in tree.entries and not any(_places(layer.keys) for layer in layers):
         yield finding(NO_POSITIONS, tree.place, "nothing says where a token stands",
@@ -285,7 +285,7 @@ def _position_faults(tree: Mapping, top: TopKeys, layers: tuple[Layer, ...]) -> 
                       hint="write positions: none for a model without")  # fmt: skip
 
 
-def _embedding_faults(tree: Mapping, top: TopKeys) -> Iterator[Finding]:
+def _embedding_faults(tree: MappingNode, top: TopKeys) -> Iterator[Finding]:
     if top.embedding is None:
         return
     for problem in top.embedding.problems(top.width):
