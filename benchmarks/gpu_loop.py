@@ -75,7 +75,7 @@ class Torch:
         mask = torch.ones(rows, self.seen + new, dtype=torch.int64, device=self.device)
         positions = torch.arange(self.seen, self.seen + new, device=self.device).repeat(rows, 1)
         with torch.inference_mode():
-            made = self.model(given, mask, positions, self.past)
+            made = self.model(given, mask, positions, self.past, use_cache=True)
             logits = made.logits[:, -1]
             picked = logits.argmax(-1).cpu().numpy()
         self.past, self.seen = made.past_key_values, self.seen + new

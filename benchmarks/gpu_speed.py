@@ -53,12 +53,13 @@ class Race:
         self.ids = torch.randint(0, vocab, (b, s), generator=seeded, device=device)
         self.mask = torch.ones(b, p + s, dtype=torch.int64, device=device)
         self.positions = torch.arange(p, p + s, device=device).repeat(b, 1)
-        empty = self.model.empty_cache(b)
+        with torch.inference_mode():
+            held = self.model(self.ids[:1, :1], use_cache=True).past_key_values
         self.past = [
             [torch.randn(b, k.shape[1], p, k.shape[3], generator=seeded, device=device).to(k.dtype) for k in layer]
-            for layer in empty
+            for layer in held
         ]
-        self.logits = torch.zeros(b, s, vocab, dtype=empty[0][0].dtype, device=device)
+        self.logits = torch.zeros(b, s, vocab, dtype=held[0][0].dtype, device=device)
 
     def torch(self, model: Any) -> Callable[[], Any]:
         import torch

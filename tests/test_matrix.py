@@ -98,7 +98,7 @@ def test_block_4x4_that_looks_both_ways() -> None:
     spec = shrink(load(ROOT / "specs" / "block-4x4.yaml", ("attention.causal=false",)))
     result = prove(compiled(spec))
     assert result.complete, result.table()
-    assert {row.variant for row in result.rows} == {"full", "labels", "padded left", "padded right"}
+    assert {row.variant for row in result.rows} == {"full", "labels", "padded left", "padded right", "full, no mask"}
 
 
 BASE = """

@@ -90,7 +90,9 @@ def source(op: Op, count: int) -> type[nn.Module]:
     """The op's own texts, with the helper files that it names and no others, as a module."""
     bodies = [(HELPERS / f"{name}.py").read_text() for name in op.helpers]
     helpers = "\n".join(line for body in bodies for line in body.splitlines() if not line.startswith("from ."))
-    declared = f"self.subject = {op.declares()}" if op.declares() else "pass"
+    kept = op.constant()
+    made = kept[1] if kept else op.declares()
+    declared = f"self.subject = {made}" if made else "pass"
     names = ", ".join(f"x{i}" for i in range(count))
     text = op.torch("self.subject", *names.split(", "))
     namespace: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "Tensor": Tensor}

@@ -292,7 +292,7 @@ def test_texts_fold_the_readers_and_leave_whom_they_read_apart() -> None:
     assert "    for N in 4..6:\n        chain = LateLayer as layers.N(chain, mask_5, layers.3.key, " in graph
     assert "    layers.3 = NearLayer(layers, " in graph and "function NearLayer2" not in graph
     assert "    for N in 1..2:\n        chain = NearLayer as layers.N(chain, mask_5, " in graph
-    assert "        for layer in self.layers[4:7]:\n            x = layer(x, mask_5, layers_3_key, " in text
+    assert "        for layer in layers[4:7]:\n            x = layer(x, mask_5, layers_3_key, " in text
     assert "present.append((layers_3_key, layers_3_value))" in text
     late = made(SHORT + SHARING.replace("depth: 8", "depth: 10") + "  last: [{near: 2}]\n").graph_txt()
     assert "for N in 8..9:\n        chain = NearLayer as layers.N(chain, mask_5, " in late

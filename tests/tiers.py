@@ -17,7 +17,7 @@ from tests.structures import SPECS, unlike, unlike_kinds
 
 ROOT = Path(__file__).parent.parent
 WIDE = os.environ.get("BLOCKC_MATRIX") == "1"
-SAMPLE = frozenset({"full", "chunked", "decode", "padded left", "padded right", "labels"})
+SAMPLE = frozenset({"full", "chunked", "decode", "padded left", "padded right", "labels", "full, no mask"})
 # What a run without a backend imports none of.
 BACKENDS = frozenset({
     "torch", "onnxruntime", "onnxruntime_genai", "transformers", "benchmarks", "blockc.bench", "blockc.proof",

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from blockc.ir import Function, is_call, parameters
+from blockc.ir import Function, is_call
 from blockc.layouts import layout
 from blockc.weights.rules import Pattern, Patterns, group_sizes, patterns
 
 
 @dataclass(frozen=True)
 class Loading:
-    """`template` prints the loading method, `table` what stands above the model for it."""
+    """`read` is the helper that puts the tensors under the model's names, `table` what stands above it for that."""
 
-    template: str
+    read: str
     table: str
     helpers: tuple[str, ...]
     of: str
@@ -23,59 +23,48 @@ class Loading:
     ignored: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     layers: int = 1
-    buffers: tuple[Pattern, ...] = ()  # what is held and not learned
-
-    @property
-    def single(self) -> tuple[Pattern, ...]:
-        return tuple(row for row in self.names if len(row.targets) == 1)
-
-    @property
-    def joined(self) -> tuple[Pattern, ...]:
-        return tuple(row for row in self.names if len(row.targets) > 1)
+    template: str = "torch/load.j2"
 
     @property
     def unprefixed(self) -> tuple[str, ...]:
         """The names that never bear the prefix."""
-        names = (pattern.name for pattern in (*self.names, *self.buffers))
+        names = (pattern.name for pattern in self.names)
         return tuple(name for name in (*names, *self.tied) if not name.startswith(self.prefixes))
-
-
-_COPYING = ("check_names", "fitting")
 
 
 def loading(checkpoint: str | None, function: Function) -> Loading:
     """For the layout named `checkpoint`. Raises LayoutError where that does not fit the function's parameters."""
-    kept = {path for path, param in parameters(function).items() if param.buffer}
-    common = ("open_tensors", *(["take_buffers"] if kept else []))
     if checkpoint is None:
-        return Loading(
-            "torch/load_own.j2",
-            "torch/no_table.j2",
-            (*common, *_COPYING, "copy_own"),
-            "under the names of its parameters",
-            buffers=tuple(Pattern(path, (path,), 1, 0, False, ()) for path in sorted(kept)),
-        )
+        tied = dict(ties(function))
+        helpers = ("open_tensors", *(["without_tied"] if tied else []), "renamed")
+        return Loading("own", "", helpers, "under the names of its parameters", tied=tied)
     depth = sum(is_call(n) for n in function.nodes)
     held = patterns(layout(checkpoint), function, group_sizes(function))
     packed = any(len(p.targets) > 1 or p.groups > 1 or p.transpose for p in held)
     prefixes = tuple(prefix for prefix in held.prefixes if prefix)
-    word = "packed" if packed else "renamed"
-    naming = (*(["with_prefix"] if prefixes else []), *(["without_ignored"] if held.ignored else []))
-    helpers = (*common, *naming, *_COPYING, f"copy_{word}")
+    read = "unpacked" if packed else "renamed"
     rows = tuple(_rows(held, depth))
-    buffers = tuple(row for row in rows if {to.format(i=(row.layers or (0,))[0]) for to in row.targets} <= kept)
+    files = {target: row.name for row in rows for target in row.targets}
+    optional = {"with_prefix": prefixes, "without_tied": held.tied}
     return Loading(
-        f"torch/load_{word}.j2",
-        f"torch/table_{word}.j2",
-        helpers,
+        read,
+        f"torch/{read}.j2",
+        ("open_tensors", *(helper for helper, wanted in optional.items() if wanted), *dict.fromkeys(["renamed", read])),
         f"in the layout of {checkpoint}",
-        tuple(row for row in rows if row not in buffers),
-        dict(held.tied),
+        rows,
+        {name: files[owner] for name, owner in held.tied.items()},
         tuple(held.ignored),
         prefixes,
         depth,
-        buffers,
     )
+
+
+def ties(root: Function) -> Iterator[tuple[str, str]]:
+    """head.weight, embedding.weight: wherever a node holds a parameter of another's name."""
+    for n in root.nodes:
+        for held, owned in zip(n.params, n.op.params(), strict=True):
+            if held.name != f"{n.name}.{owned.name}":
+                yield f"{n.name}.{owned.name}", held.name
 
 
 def _rows(held: Patterns, depth: int) -> Iterator[Pattern]:

@@ -6,6 +6,8 @@
     numpy      the meaning, in float64: the oracle
     declares   PyTorch: what stands in __init__, or nothing
     torch      PyTorch: the expression that calls it
+    constant   PyTorch: what it needs of the model that is computed once
+    absent     PyTorch: what it means where it need not be made; `lacks` says which operands need not
     onnx       the lowering to the standard dialect, in operators of the opset `since`
     older      the same in operators of the oldest opset, where `since` is a later one
     tokenwise  over which axes it works token by token; `reach` follows from it
@@ -98,6 +100,22 @@ class Sample:
     args: Arrays
 
 
+class Operand(str):
+    """What an operand is called in a PyTorch text, with its type.
+
+    `absent` says what is meant where it is None: "causal", all but the future is seen; "whole", all is seen; "" where
+    it never is.
+    """
+
+    type: Type
+    absent: str
+
+    def __new__(cls, name: str, type_: Type, absent: str = "") -> Operand:
+        made = super().__new__(cls, name)
+        made.type, made.absent = type_, absent
+        return made
+
+
 @dataclass(frozen=True)
 class Op:
     """One operation. Subclasses are frozen dataclasses whose fields are all that the operation depends on."""
@@ -106,6 +124,7 @@ class Op:
     by_rows: ClassVar[bool] = False  # goes by the lengths of rows, which stand at the left
     one_row: ClassVar[bool] = False  # takes several new tokens on a past in one row only
     since: ClassVar[int] = OPSETS.start  # the opset of ai.onnx that has all operators of `onnx`
+    switch: ClassVar[str | None] = None  # the argument of a class that has the op in some layers only
 
     @property
     def name(self) -> str:
@@ -130,9 +149,21 @@ class Op:
     def declares(self) -> str | None:
         return None
 
+    def constant(self) -> tuple[str, str] | None:
+        """PyTorch: a tensor that depends on nothing, by a word and as an expression; the model keeps it."""
+        return None
+
     def torch(self, me: str, *args: str) -> str:
-        """`me` is what `declares` was bound to; `args` name the operands."""
+        """`me` is what `declares` was bound to, or what `constant` is kept as; `args` name the operands."""
         raise NotImplementedError
+
+    def absent(self) -> str:
+        """PyTorch: what the output is where there is neither padding nor a past, as Operand.absent says it."""
+        return ""
+
+    def lacks(self) -> tuple[int, ...]:
+        """PyTorch: the operands that may be None."""
+        return ()
 
     @property
     def helpers(self) -> tuple[str, ...]:

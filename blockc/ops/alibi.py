@@ -55,9 +55,12 @@ class Alibi(Op):
     def helpers(self) -> tuple[str, ...]:
         return (*self.seen.helpers, "alibi_slopes", "alibi")
 
+    def constant(self) -> tuple[str, str] | None:
+        return "slopes", f"alibi_slopes({self.heads}, {self.max_bias!r})"
+
     def torch(self, me: str, *args: str) -> str:
-        given = f"{self.seen.torch('', *args)}, {', '.join(args)}, heads={self.heads}, max_bias={self.max_bias!r}"
-        text = f"alibi({given})" if self.window is None else f"alibi(\n    {given}\n)"
+        given = f"{self.seen.torch('', *args)}, {', '.join(args)}, {me}"
+        text = f"alibi({given})"
         return text if self.scale is None else f"{self.scale!r} * {text}"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:

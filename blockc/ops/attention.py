@@ -15,6 +15,7 @@ from blockc.ir import (
     OnnxBuilder,
     OnnxValue,
     Op,
+    Operand,
     Sample,
     State,
     TokenAxes,
@@ -25,7 +26,7 @@ from blockc.ir import (
 )
 from blockc.ir.op import USUAL
 from blockc.ir.reach import Allows, Clock, Constant, Leaks, Reach, Tokens, along
-from blockc.ops.base import last, rand
+from blockc.ops.base import last, number, rand
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class SplitHeads(Op):
         return (args[0].reshape(batch, tokens, self.heads, self.head_dim).transpose(0, 2, 1, 3),)
 
     def torch(self, me: str, *args: str) -> str:
-        return f"{args[0]}.unflatten(2, ({self.heads}, {self.head_dim})).transpose(1, 2)"
+        return f"{args[0]}.unflatten(2, (-1, {self.head_dim})).transpose(1, 2)"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         split = g.op("Reshape", args[0], g.constant([0, 0, self.heads, self.head_dim]))
@@ -152,14 +153,19 @@ class Attention(Op):
         q, k, v, mask = args
         shared = self.heads != self.kv_heads
         if self.softcap is None:
+            said = f"attn_mask={mask}.to({q}.dtype)" if self.biased else f"attn_mask={mask}"
+            if isinstance(mask, Operand) and mask.absent == "causal":
+                said += f", is_causal={mask} is None"
+            if not (isinstance(q, Operand) and self.scale == (last(q.type).value or 0) ** -0.5):
+                said += f", scale={number(self.scale)}"
             gqa = ", enable_gqa=True" if shared else ""
-            mask = f"{mask}.to({q}.dtype)" if self.biased else mask
-            return _wrapped(
-                "F.scaled_dot_product_attention", f"{q}, {k}, {v}, attn_mask={mask}, scale={self.scale!r}{gqa}"
-            )
+            return f"F.scaled_dot_product_attention({q}, {k}, {v}, {said}{gqa})"
         if shared:
             k, v = (f"grouped({x}, {self.heads // self.kv_heads})" for x in (k, v))
-        return _wrapped(self.helpers[0], f"{q}, {k}, {v}, {mask}, scale={self.scale!r}, softcap={self.softcap!r}")
+        return f"{self.helpers[0]}({q}, {k}, {v}, {mask}, scale={number(self.scale)}, softcap={self.softcap!r})"
+
+    def lacks(self) -> tuple[int, ...]:
+        return (3,) if self.softcap is None and not self.biased else ()
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         return [g.op("Attention", *args, scale=self.scale, softcap=self.softcap or 0.0, is_causal=0)]
@@ -247,7 +253,8 @@ class Extend(Op):
         return (np.concatenate(args, axis=self.axis),)
 
     def torch(self, me: str, *args: str) -> str:
-        return f"torch.cat(({args[0]}, {args[1]}), dim={self.axis})"
+        past, new = args
+        return f"{new} if {past.partition('[')[0]} is None else torch.cat(({past}, {new}), dim={self.axis})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         return [g.op("Concat", *args, axis=self.axis)]
@@ -318,8 +325,3 @@ class TakeToken(Op):
     def samples() -> tuple[Sample, ...]:
         index = np.array([[2], [0]])
         return Sample(TakeToken(), (rand(2, 3, 4), index)), Sample(TakeToken(), (np.arange(6).reshape(2, 3), index))
-
-
-def _wrapped(function: str, arguments: str) -> str:
-    """A call on one line, or with its arguments on a line of their own where the statement would be long."""
-    return f"{function}({arguments})" if len(function + arguments) <= 81 else f"{function}(\n    {arguments}\n)"

@@ -19,6 +19,15 @@ def last(type_: Type) -> Dim:
     return type_.shape[-1]
 
 
+def number(value: float) -> str:
+    """As a Python text has it: 2560**0.5 rather than its digits."""
+    root = round(value**2)
+    if len(repr(value)) > 8 and root**0.5 == value:
+        return f"{root}**0.5"
+    power = round(value**-2) if value else 0
+    return f"{power}**-0.5" if len(repr(value)) > 8 and power and power**-0.5 == value else repr(value)
+
+
 def rand(*shape: int, seed: int = 0) -> Array:
     return np.random.RandomState(seed).standard_normal(shape)
 

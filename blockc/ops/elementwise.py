@@ -9,7 +9,7 @@ from math import pi, sqrt
 import numpy as np
 
 from blockc.ir import Array, Arrays, Fact, OnnxBuilder, OnnxValue, Sample, Type
-from blockc.ops.base import Activation, Elementwise, rand
+from blockc.ops.base import Activation, Elementwise, number, rand
 
 STEEP = 1.702  # with which a sigmoid is closest to the normal distribution function
 
@@ -60,7 +60,7 @@ class Scale(Elementwise):
         return (args[0] * self.factor,)
 
     def torch(self, me: str, *args: str) -> str:
-        return f"{args[0]} * {self.factor!r}"
+        return f"{args[0]} * {number(self.factor)}"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         return [g.op("Mul", args[0], g.real(self.factor))]

@@ -145,6 +145,9 @@ class Visible(Op):
             return f"visible_within({self.window}, {args[0]}, {args[1]})"
         return f"visible({args[0]}, {args[1]})"
 
+    def absent(self) -> str:
+        return "causal" if self.window is None else ""
+
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         query = g.op("Unsqueeze", args[0], g.constant([1, 3]))
         key = g.op("Unsqueeze", args[1], g.constant([1, 2]))
@@ -192,6 +195,9 @@ class VisibleBothWays(Op):
 
     def torch(self, me: str, *args: str) -> str:
         return f"visible_both_ways({args[0]}, {args[1]})"
+
+    def absent(self) -> str:
+        return "whole"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         query = g.op("Unsqueeze", args[0], g.constant([1, 3]))

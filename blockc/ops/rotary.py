@@ -95,15 +95,32 @@ class RotaryTable(Op):
         return 1.0 if self.amplitude is None else self.amplitude
 
     def torch(self, me: str, *args: str) -> str:
-        text = f"rotary_frequencies({self.theta!r}, pairs={self.pairs}, over={self.over})"
-        text = self.scaling.torch(text, *args[1:]) if self.scaling else text
-        text = f"still_pairs({text}, {self.still})" if self.still else text
-        table = self.helpers[-1]
+        text, table = me, self.helpers[-1]
         given = f", {self.amplitude!r}" if self.amplitude is not None else ""
-        if self.scaling or given:
-            more = f"    {given[2:]},\n" if given else ""
-            return f"{table}(\n    {args[0]},\n    {indent(text, '    ').lstrip()},\n{more})"
-        return f"{table}({args[0]}, {text}{given})"
+        if self.by_length is None:
+            return f"{table}({args[0]}, {text}{given})"
+        text = self._with_still(self.by_length.torch(text, *args[1:]))
+        more = f"    {given[2:]},\n" if given else ""
+        return f"{table}(\n    {args[0]},\n    {indent(text, '    ').lstrip()},\n{more})"
+
+    def constant(self) -> tuple[str, str] | None:
+        """Of a scaling by length, what it scales."""
+        text = f"rotary_frequencies({self.theta!r}, pairs={self.pairs}, over={self.over})"
+        match self.scaling:
+            case LongropeByLength() | DynamicScaling():
+                return "frequencies", text
+            case None:
+                return "frequencies", self._with_still(text)
+            case rule:
+                return "frequencies", self._with_still(rule.torch(text))
+
+    def _with_still(self, text: str) -> str:
+        """The pairs that turn, and those that do not."""
+        if not self.still:
+            return text
+        if "\n" in text:
+            return f"still_pairs(\n    {indent(text, '    ').lstrip()},\n    {self.still},\n)"
+        return f"still_pairs({text}, {self.still})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         turns = angles(g, args[0], self.lowered(g, *args[1:]))
@@ -160,6 +177,7 @@ class Rotary(Op):
 
     width: int
     head_dim: int
+    switch: ClassVar[str | None] = "rope"
     suffix: ClassVar[str] = ""  # of the helpers' names
     interleaved: ClassVar[int] = 0
     since = 23

@@ -10,7 +10,7 @@ import numpy as np
 from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Op, Param, Sample, TokenAxes, Type, dim, expect
 from blockc.ir.reach import Constant, Reach
 from blockc.ops.attention import Attention
-from blockc.ops.base import rand
+from blockc.ops.base import number, rand
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,10 @@ class SinkAttention(Attention):
         return ("sink_attention",)
 
     def torch(self, me: str, *args: str) -> str:
-        return f"sink_attention({', '.join(args)}, scale={self.scale!r})"
+        return f"sink_attention({', '.join(args)}, scale={number(self.scale)})"
+
+    def lacks(self) -> tuple[int, ...]:
+        return ()
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         q, k, v, mask, sinks = args

@@ -26,6 +26,7 @@ class Case:
     chunks: tuple[int, ...]
     labels: bool = False
     first: int = 0  # the position of each sequence's first token
+    masked: bool = True  # an attention_mask is given; model.py alone can do without
 
     @property
     def several_on_a_past(self) -> bool:
@@ -100,6 +101,7 @@ def _plain(vocab: int, cached: bool) -> tuple[Case, ...]:
         Case("labels", both, (0, 0), (TOKENS,), labels=True),
         Case("padded left", (a, b), (0, TOKENS - SHORT), (TOKENS,)),
         Case("padded right", (a, b), (0, 0), (TOKENS,)),
+        Case("full, no mask", both, (0, 0), (TOKENS,), masked=False),
     )
     if not cached:
         return whole
@@ -110,4 +112,5 @@ def _plain(vocab: int, cached: bool) -> tuple[Case, ...]:
         Case("decode", both, (0, 0), (6, *(1,) * (TOKENS - 6))),
         Case("padded left, decode", (a, b), (0, TOKENS - SHORT), (9, *(1,) * (TOKENS - 9))),
         Case("one token", (a[:1],), (0,), (1,)),
+        Case("decode, no mask", both, (0, 0), (6, *(1,) * (TOKENS - 6)), masked=False),
     )

@@ -169,6 +169,8 @@ def prove(
                 progress(f"proving {twin.spec.name}", made * len(chosen) + ran, len(makers) * len(chosen))
                 if case.labels and (isinstance(runner, Onnx) or runner.contract.top):
                     continue  # the loss is PyTorch's alone: an ONNX graph has no labels; and it wants all logits
+                if not (case.masked or isinstance(runner, Torch)):
+                    continue  # a graph always takes a mask
                 if why := _cannot(runner, case):
                     inapplicable[f"{runner.name}, {case.name}"] = why
                 else:

@@ -16,7 +16,7 @@ import numpy as np
 
 from blockc.basics.floats import INTEGERS
 from blockc.graph import interp
-from blockc.graph.contract import Contract, contract
+from blockc.graph.contract import MASK, Contract, contract
 from blockc.ir import Array, Function, parameters
 from blockc.ir.derive import Derivation, Derivations, with_derived
 from blockc.proof.cases import Case
@@ -114,8 +114,12 @@ class Torch:
         past: Any = None
         for feed in feeds(self.contract, case):
             arguments: dict[str, Any] = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in feed.inputs.items()}
+            if not case.masked:
+                del arguments[MASK]
             if past is not None:
                 arguments["past_key_values"] = past
+            elif self.contract.held and len(case.chunks) > 1:
+                arguments["use_cache"] = True
             if case.labels:
                 arguments["labels"] = arguments["input_ids"]
             seen: Values = {}
@@ -143,16 +147,20 @@ def load_module(path: Path) -> ModuleType:
 
 @contextmanager
 def _watching(model: Any, seen: Values) -> Generator[None]:
-    """Reads every local of every forward when it returns: in model.py a value bears the name of its node."""
+    """Reads what every forward returns and all its locals then: in model.py a value bears the name of its node.
+
+    What a module gives bears the module's name.
+    """
     paths = {id(module): name for name, module in model.named_modules()}
 
-    def on_event(frame: FrameType, event: str, _: Any) -> None:
+    def on_event(frame: FrameType, event: str, returned: Any) -> None:
         if event != "return" or frame.f_code.co_name != "forward" or id(frame.f_locals.get("self")) not in paths:
             return
         path = paths[id(frame.f_locals["self"])]
-        for name, value in frame.f_locals.items():
-            if hasattr(value, "detach"):
-                seen[f"{path}.{name}" if path else name] = value.detach().numpy().copy()
+        values = {f"{path}.{name}" if path else name: value for name, value in frame.f_locals.items()}
+        for name, value in {path: returned, **values}.items():
+            if name and hasattr(value, "detach"):
+                seen[name] = value.detach().numpy().copy()
 
     sys.setprofile(on_event)
     try:

@@ -3,16 +3,17 @@
 999,885,952 parameters. Shapes: B batch, S new tokens, P past tokens, T = P + S in all.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Cache = tuple[Tensor, ...]  # what a layer keeps for the tokens to come: keys and values, (B, heads, T, head_dim)
 
 
 class OffsetRMSNorm(nn.Module):
@@ -63,7 +64,7 @@ def rotary_frequencies(theta: float, pairs: int, over: int) -> Tensor:
 
 def rotary_table(position_ids: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin of every angle, in fp32: (B, S), (R,) -> two of (B, S, R)."""
-    angles = position_ids[..., None] * frequencies.to(position_ids.device)
+    angles = position_ids[..., None] * frequencies
     return angles.cos(), angles.sin()
 
 
@@ -72,13 +73,8 @@ def visible(query_positions: Tensor, key_positions: Tensor) -> Tensor:
     return query_positions[:, None, :, None] >= key_positions[:, None, None, :]
 
 
-def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of each token given those before it, in fp32; labels of -100 do not count."""
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
-
-
 class Attention(nn.Module):
-    """4 query heads of 256 read 1 key-value heads, q and k normed over the head."""
+    """4 query heads of 256 read 1 key-value head, q and k normed over the head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,26 +86,22 @@ class Attention(nn.Module):
         self.o = nn.Linear(1024, 1152, bias=False)
 
     def forward(
-        self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, past_key: Tensor, past_value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q = self.q(x)  # (B, S, 1024)
-        q_heads = q.unflatten(2, (4, 256)).transpose(1, 2)  # (B, 4, S, 256)
+        self, x: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor, past: Cache | None, use_cache: bool
+    ) -> tuple[Tensor, Cache | None]:
+        q_heads = self.q(x).unflatten(2, (-1, 256)).transpose(1, 2)  # (B, 4, S, 256)
         q_norm = self.q_norm(q_heads)  # (B, 4, S, 256)
-        k = self.k(x)  # (B, S, 256)
-        k_heads = k.unflatten(2, (1, 256)).transpose(1, 2)  # (B, 1, S, 256)
+        k_heads = self.k(x).unflatten(2, (-1, 256)).transpose(1, 2)  # (B, 1, S, 256)
         k_norm = self.k_norm(k_heads)  # (B, 1, S, 256)
-        v = self.v(x)  # (B, S, 256)
-        v_heads = v.unflatten(2, (1, 256)).transpose(1, 2)  # (B, 1, S, 256)
+        v_heads = self.v(x).unflatten(2, (-1, 256)).transpose(1, 2)  # (B, 1, S, 256)
         q_rotated = rotate(q_norm, cos, sin)  # (B, 4, S, 256)
         k_rotated = rotate(k_norm, cos, sin)  # (B, 1, S, 256)
-        key = torch.cat((past_key, k_rotated), dim=2)  # (B, 1, T, 256)
-        value = torch.cat((past_value, v_heads), dim=2)  # (B, 1, T, 256)
+        key = k_rotated if past is None else torch.cat((past[0], k_rotated), dim=2)  # (B, 1, T, 256)
+        value = v_heads if past is None else torch.cat((past[1], v_heads), dim=2)  # (B, 1, T, 256)
         mixed = F.scaled_dot_product_attention(
-            q_rotated, key, value, attn_mask=mask, scale=0.0625, enable_gqa=True
+            q_rotated, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )  # (B, 4, S, 256)
-        joined = mixed.transpose(1, 2).flatten(2)  # (B, S, 1024)
-        o = self.o(joined)  # (B, S, 1152)
-        return o, key, value
+        o = self.o(mixed.transpose(1, 2).flatten(2))  # (B, S, 1152)
+        return o, (key, value) if use_cache else None
 
 
 class MLP(nn.Module):
@@ -143,25 +135,29 @@ class Layer(nn.Module):
         self.mlp_post_norm = OffsetRMSNorm(1152, eps=1e-06, offset=1.0)
 
     def forward(
-        self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, past_key: Tensor, past_value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, x: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor, past: Cache | None, use_cache: bool
+    ) -> tuple[Tensor, Cache | None]:
         attention_norm = self.attention_norm(x)  # (B, S, 1152)
-        attention, key, value = self.attention(attention_norm, mask, cos, sin, past_key, past_value)  # (B, S, 1152)
+        attention, present = self.attention(attention_norm, mask, cos, sin, past, use_cache)  # (B, S, 1152)
         attention_post_norm = self.attention_post_norm(attention)  # (B, S, 1152)
         after_attention = x + attention_post_norm  # (B, S, 1152)
         mlp_norm = self.mlp_norm(after_attention)  # (B, S, 1152)
         mlp = self.mlp(mlp_norm)  # (B, S, 1152)
         mlp_post_norm = self.mlp_post_norm(mlp)  # (B, S, 1152)
         after_mlp = after_attention + mlp_post_norm  # (B, S, 1152)
-        return after_mlp, key, value
+        return after_mlp, present
 
 
-class Output(NamedTuple):
-    """logits (B, S, vocab); past_key_values to pass in with the next tokens; loss where labels were given."""
+@dataclass
+class Output:
+    """logits (B, S, vocab); past_key_values for the tokens to come, if asked for; loss where labels were given."""
 
     logits: Tensor
-    past_key_values: tuple[tuple[Tensor, ...], ...]
-    loss: Tensor | None
+    past_key_values: tuple[Cache, ...] | None = None
+    loss: Tensor | None = None
+
+
+torch.export.register_dataclass(Output, serialized_type_name="gemma3-1b.Output")
 
 
 class Model(nn.Module):
@@ -173,78 +169,92 @@ class Model(nn.Module):
         self.layers = nn.ModuleList([Layer() for _ in range(26)])
         self.final_norm = OffsetRMSNorm(1152, eps=1e-06, offset=1.0)
         self.head = nn.Linear(1152, 262144, bias=False)
-        self.head.weight = self.embedding.weight  # tied
+        self.tie_weights()
+        self.register_buffer("rotary_frequencies", None, persistent=False)
+        self.register_buffer("rotary_2_frequencies", None, persistent=False)
+        self.reset_constants()
 
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: tuple[tuple[Tensor, ...], ...] | None = None,
+        past_key_values: tuple[Cache, ...] | None = None,
         labels: Tensor | None = None,
+        use_cache: bool = False,
+        logits_to_keep: int = 0,
+        checkpoint_layers: bool = False,
     ) -> Output:
-        """Logits of each new token.
+        """Logits of each new token, or of the last `logits_to_keep`; past_key_values for the next call if `use_cache`.
 
-        input_ids (B, S); attention_mask (B, T), 0 at padding on either side; position_ids (B, S), by default counted
-        from the mask; past_key_values as an earlier call returned them; labels (B, S) are the tokens themselves.
+        attention_mask (B, T) is 0 at padding, on either side; position_ids (B, S) are by default counted from it;
+        labels (B, S) are the tokens themselves; `checkpoint_layers` computes layers anew in the backward pass.
         """
         batch, tokens = input_ids.shape
-        if past_key_values is None:
-            past_key_values = self.empty_cache(batch)
+        use_cache = use_cache or past_key_values is not None
+        unmasked = attention_mask is None and past_key_values is None  # nothing is hidden but what is to come
         if attention_mask is None:
-            attention_mask = input_ids.new_ones(batch, past_key_values[0][0].shape[2] + tokens)
-        if position_ids is None:
-            position_ids = query_positions(attention_mask, tokens).clamp(min=0)
-        present = []
+            past_tokens = past_key_values[0][0].shape[2] if past_key_values else 0
+            attention_mask = input_ids.new_ones(batch, past_tokens + tokens)
+        layers = [partial(checkpoint, each, use_reentrant=False) if checkpoint_layers else each for each in self.layers]
+        pasts, present = past_key_values or 26 * (None,), []
         queries_at = query_positions(attention_mask, input_ids.shape[1])  # (B, S)
+        position_ids = queries_at.clamp(min=0) if position_ids is None else position_ids
         keys_at = key_positions(attention_mask)  # (B, T)
         mask_512 = visible_within(512, queries_at, keys_at)  # (B, 1, S, T)
-        cos, sin = rotary_table(position_ids, rotary_frequencies(10000.0, pairs=128, over=256))  # (B, S, 128)
-        mask = visible(queries_at, keys_at)  # (B, 1, S, T)
-        cos_2, sin_2 = rotary_table(position_ids, rotary_frequencies(1000000.0, pairs=128, over=256))  # (B, S, 128)
+        cos, sin = rotary_table(position_ids, self.rotary_frequencies)  # (B, S, 128)
+        mask = None if unmasked else visible(queries_at, keys_at)  # (B, 1, S, T)
+        cos_2, sin_2 = rotary_table(position_ids, self.rotary_2_frequencies)  # (B, S, 128)
         embedding = self.embedding(input_ids)  # (B, S, 1152)
-        scaled_embedding = embedding * 33.94112549695428  # (B, S, 1152)
-        x = scaled_embedding
-        for layer, layer_mask, layer_cos, layer_sin, past in zip(
-            self.layers,
-            (((mask_512,) * 5 + (mask,)) * 5)[:26],
-            (((cos,) * 5 + (cos_2,)) * 5)[:26],
-            (((sin,) * 5 + (sin_2,)) * 5)[:26],
-            past_key_values,
-            strict=True,
-        ):
-            x, key, value = layer(x, layer_mask, layer_cos, layer_sin, *past)  # (B, S, 1152)
-            present.append((key, value))
-        final_norm = self.final_norm(x)  # (B, S, 1152)
-        head = self.head(final_norm)  # (B, S, 262144)
-        loss = None if labels is None else next_token_loss(head, labels)
-        return Output(head, tuple(present), loss)
+        x = embedding * 1152**0.5  # (B, S, 1152)
+        for i, (layer, past) in enumerate(zip(layers, pasts, strict=True)):
+            layer_mask, layer_cos, layer_sin = (mask, cos_2, sin_2) if i % 6 == 5 else (mask_512, cos, sin)
+            x, cached = layer(x, layer_mask, layer_cos, layer_sin, past, use_cache)  # (B, S, 1152)
+            present.append(cached)
+        x = self.final_norm(x)  # (B, S, 1152)
+        logits = self.head(x[:, -logits_to_keep:])  # (B, S, 262144)
+        loss = None
+        if labels is not None:  # in fp32; a label of -100 does not count
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        return Output(logits, tuple(present) if use_cache else None, loss)
 
-    def empty_cache(self, batch: int) -> tuple[tuple[Tensor, ...], ...]:
-        """A cache without tokens: for each layer keys and values, (B, heads, 0, head_dim)."""
-        sizes = 26 * [((1, 256), (1, 256))]
-        like = self.embedding.weight
-        return tuple(tuple(like.new_empty(batch, heads, 0, dim) for heads, dim in layer) for layer in sizes)
+    def tie_weights(self) -> None:
+        """One tensor where there are two names: what is moved or made anew may come apart."""
+        self.head.weight = self.embedding.weight
+
+    def reset_constants(self) -> None:
+        """What is computed and not learned, in fp32 whatever the parameters' type."""
+        with self.embedding.weight.device:
+            self.rotary_frequencies = rotary_frequencies(10000.0, pairs=128, over=256)
+            self.rotary_2_frequencies = rotary_frequencies(1000000.0, pairs=128, over=256)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        super()._apply(*args, **kwargs)
+        self.reset_constants()  # what stands behind to, to_empty, half and their like may have changed them
+        return self
 
     @torch.no_grad()
     def init_weights(self, std: float = 0.02) -> None:
         """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the more of it there is."""
+        self.tie_weights()
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                writes = name.endswith((".down", ".o"))
-                module.weight.normal_(std=std / 52**0.5 if writes else std)
+                module.weight.normal_(std=std / 52**0.5 if name.endswith((".down", ".o")) else std)
             elif hasattr(module, "reset_parameters"):
                 module.reset_parameters()
 
     @classmethod
-    def load(cls, path: str | Path, dtype: torch.dtype = torch.float32) -> Model:
+    def load(cls, path: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Self:
         """The model with the weights of a safetensors file, or a folder of them, in the layout of gemma3."""
         with torch.device("meta"):
-            model = cls().to(dtype)
-        model.to_empty(device="cpu")
-        model.head.weight = model.embedding.weight
+            model = cls()
         tensors = open_tensors(Path(path))
-        copy_renamed(model, tensors, CHECKPOINT, TIED, layers=26)
+        tensors = without_tied(tensors, TIED)
+        tensors = renamed(tensors, CHECKPOINT, [], layers=26)
+        tensors["head.weight"] = tensors["embedding.weight"]
+        model.load_state_dict({name: t.to(device, dtype, copy=True) for name, t in tensors.items()}, assign=True)
+        model.tie_weights()
+        model.reset_constants()
         return model
 
 
@@ -266,47 +276,32 @@ CHECKPOINT = {
     "model.layers.{i}.mlp.down_proj.weight": "layers.{i}.mlp.down.weight",
     "model.layers.{i}.post_feedforward_layernorm.weight": "layers.{i}.mlp_post_norm.weight",
 }
-TIED: dict[str, str] = {"lm_head.weight": "embedding.weight"}
+TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
-def open_tensors(path: Path) -> dict[str, Callable[[], Tensor]]:
-    """Every tensor of a safetensors file, or of the files of a folder, read when it is called."""
-    from safetensors import safe_open
+def open_tensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, or of the files of a folder, mapped into memory and read when it is used."""
+    from safetensors.torch import load_file
 
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
         raise FileNotFoundError(f"no .safetensors file in {path}")
-    opened = [safe_open(file, framework="pt") for file in files]
-    return {name: partial(file.get_tensor, name) for file in opened for name in file.keys()}
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
-def check_names(wanted: Iterable[str], found: Iterable[str]) -> None:
-    """Nothing may be missing from the checkpoint, and nothing left over."""
-    missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
-    if missing or extra:
-        raise KeyError(f"checkpoint: missing {missing or 'nothing'}, not known {extra or 'nothing'}")
+def without_tied(tensors: dict[str, Tensor], tied: dict[str, str]) -> dict[str, Tensor]:
+    """The tensors less those that are tied to another, and must then be equal to it."""
+    for name, owner in tied.items():
+        if name in tensors and owner in tensors and not torch.equal(tensors[name], tensors[owner]):
+            raise ValueError(f"checkpoint: {name} differs from {owner}, which it is tied to")
+    return {name: tensor for name, tensor in tensors.items() if name not in tied}
 
 
-def fitting(tensor: Tensor, parameter: Tensor, name: str) -> Tensor:
-    """The tensor, if it has the parameter's shape: copying would stretch one that has not."""
-    if tensor.shape != parameter.shape:
-        raise ValueError(f"checkpoint: {name} is {tuple(tensor.shape)}, wanted {tuple(parameter.shape)}")
-    return tensor
-
-
-@torch.no_grad()
-def copy_renamed(
-    model: nn.Module, tensors: dict[str, Callable[[], Tensor]], names: dict[str, str], tied: dict[str, str], layers: int
-) -> None:
-    """Fills the model through a table of names in the file to parameters; {i} counts layers.
-
-    A tied name may be in the file, and must then equal the parameter that it is tied to.
-    """
-    parameters = dict(model.named_parameters())
+def renamed(tensors: dict[str, Tensor], names: dict[str, str], ignored: list[str], layers: int) -> dict[str, Tensor]:
+    """The tensors under the model's names; {i} counts layers. Those ignored may be there, and have no effect."""
     table = {name.format(i=i): to.format(i=i) for name, to in names.items() for i in range(layers)}
-    check_names(table, tensors.keys() - tied.keys())
-    for name, target in table.items():
-        parameters[target].copy_(fitting(tensors[name](), parameters[target], name))
-    for name in tied.keys() & tensors.keys():
-        if not torch.equal(tensors[name]().to(parameters[tied[name]].dtype), parameters[tied[name]]):
-            raise ValueError(f"checkpoint: {name} differs from {tied[name]}, which it is tied to")
+    others = {name.format(i=i) for name in ignored for i in range(layers)}
+    missing, unknown = sorted(table.keys() - tensors.keys()), sorted(tensors.keys() - table.keys() - others)
+    if missing or unknown:
+        raise KeyError(f"checkpoint: missing {missing or 'nothing'}, not known {unknown or 'nothing'}")
+    return {to: tensors[name] for name, to in table.items()}

@@ -3,17 +3,17 @@
 405,334,016 parameters. Shapes: B batch, S new tokens, P past tokens, T = P + S in all.
 """
 
-from __future__ import annotations
-
-import re
-from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Cache = tuple[Tensor, ...]  # what a layer keeps for the tokens to come: keys and values, (B, heads, T, head_dim)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -51,17 +51,12 @@ def rotary_frequencies(theta: float, pairs: int, over: int) -> Tensor:
 
 def rotary_table(position_ids: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin of every angle, in fp32: (B, S), (R,) -> two of (B, S, R)."""
-    angles = position_ids[..., None] * frequencies.to(position_ids.device)
+    angles = position_ids[..., None] * frequencies
     return angles.cos(), angles.sin()
 
 
-def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of each token given those before it, in fp32; labels of -100 do not count."""
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
-
-
 class Attention(nn.Module):
-    """16 query heads of 64 read 16 key-value heads."""
+    """16 heads of 64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,22 +66,20 @@ class Attention(nn.Module):
         self.o = nn.Linear(1024, 1024)
 
     def forward(
-        self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, past_key: Tensor, past_value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q = self.q(x)  # (B, S, 1024)
-        q_heads = q.unflatten(2, (16, 64)).transpose(1, 2)  # (B, 16, S, 64)
-        k = self.k(x)  # (B, S, 1024)
-        k_heads = k.unflatten(2, (16, 64)).transpose(1, 2)  # (B, 16, S, 64)
-        v = self.v(x)  # (B, S, 1024)
-        v_heads = v.unflatten(2, (16, 64)).transpose(1, 2)  # (B, 16, S, 64)
+        self, x: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor, past: Cache | None, use_cache: bool
+    ) -> tuple[Tensor, Cache | None]:
+        q_heads = self.q(x).unflatten(2, (-1, 64)).transpose(1, 2)  # (B, 16, S, 64)
+        k_heads = self.k(x).unflatten(2, (-1, 64)).transpose(1, 2)  # (B, 16, S, 64)
+        v_heads = self.v(x).unflatten(2, (-1, 64)).transpose(1, 2)  # (B, 16, S, 64)
         q_rotated = rotate_first(16, q_heads, cos, sin)  # (B, 16, S, 64)
         k_rotated = rotate_first(16, k_heads, cos, sin)  # (B, 16, S, 64)
-        key = torch.cat((past_key, k_rotated), dim=2)  # (B, 16, T, 64)
-        value = torch.cat((past_value, v_heads), dim=2)  # (B, 16, T, 64)
-        mixed = F.scaled_dot_product_attention(q_rotated, key, value, attn_mask=mask, scale=0.125)  # (B, 16, S, 64)
-        joined = mixed.transpose(1, 2).flatten(2)  # (B, S, 1024)
-        o = self.o(joined)  # (B, S, 1024)
-        return o, key, value
+        key = k_rotated if past is None else torch.cat((past[0], k_rotated), dim=2)  # (B, 16, T, 64)
+        value = v_heads if past is None else torch.cat((past[1], v_heads), dim=2)  # (B, 16, T, 64)
+        mixed = F.scaled_dot_product_attention(
+            q_rotated, key, value, attn_mask=mask, is_causal=mask is None
+        )  # (B, 16, S, 64)
+        o = self.o(mixed.transpose(1, 2).flatten(2))  # (B, S, 1024)
+        return o, (key, value) if use_cache else None
 
 
 class MLP(nn.Module):
@@ -115,23 +108,27 @@ class Layer(nn.Module):
         self.mlp = MLP()
 
     def forward(
-        self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, past_key: Tensor, past_value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, x: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor, past: Cache | None, use_cache: bool
+    ) -> tuple[Tensor, Cache | None]:
         attention_norm = self.attention_norm(x)  # (B, S, 1024)
-        attention, key, value = self.attention(attention_norm, mask, cos, sin, past_key, past_value)  # (B, S, 1024)
+        attention, present = self.attention(attention_norm, mask, cos, sin, past, use_cache)  # (B, S, 1024)
         mlp_norm = self.mlp_norm(x)  # (B, S, 1024)
         mlp = self.mlp(mlp_norm)  # (B, S, 1024)
         attention_plus_mlp = attention + mlp  # (B, S, 1024)
         after_attention_and_mlp = x + attention_plus_mlp  # (B, S, 1024)
-        return after_attention_and_mlp, key, value
+        return after_attention_and_mlp, present
 
 
-class Output(NamedTuple):
-    """logits (B, S, vocab); past_key_values to pass in with the next tokens; loss where labels were given."""
+@dataclass
+class Output:
+    """logits (B, S, vocab); past_key_values for the tokens to come, if asked for; loss where labels were given."""
 
     logits: Tensor
-    past_key_values: tuple[tuple[Tensor, ...], ...]
-    loss: Tensor | None
+    past_key_values: tuple[Cache, ...] | None = None
+    loss: Tensor | None = None
+
+
+torch.export.register_dataclass(Output, serialized_type_name="pythia-410m.Output")
 
 
 class Model(nn.Module):
@@ -143,102 +140,110 @@ class Model(nn.Module):
         self.layers = nn.ModuleList([Layer() for _ in range(24)])
         self.final_norm = nn.LayerNorm(1024, eps=1e-05)
         self.head = nn.Linear(1024, 50304, bias=False)
+        self.register_buffer("rotary_frequencies", None, persistent=False)
+        self.reset_constants()
 
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: tuple[tuple[Tensor, ...], ...] | None = None,
+        past_key_values: tuple[Cache, ...] | None = None,
         labels: Tensor | None = None,
+        use_cache: bool = False,
+        logits_to_keep: int = 0,
+        checkpoint_layers: bool = False,
     ) -> Output:
-        """Logits of each new token.
+        """Logits of each new token, or of the last `logits_to_keep`; past_key_values for the next call if `use_cache`.
 
-        input_ids (B, S); attention_mask (B, T), 0 at padding on either side; position_ids (B, S), by default counted
-        from the mask; past_key_values as an earlier call returned them; labels (B, S) are the tokens themselves.
+        attention_mask (B, T) is 0 at padding, on either side; position_ids (B, S) are by default counted from it;
+        labels (B, S) are the tokens themselves; `checkpoint_layers` computes layers anew in the backward pass.
         """
         batch, tokens = input_ids.shape
-        if past_key_values is None:
-            past_key_values = self.empty_cache(batch)
+        use_cache = use_cache or past_key_values is not None
+        unmasked = attention_mask is None and past_key_values is None  # nothing is hidden but what is to come
         if attention_mask is None:
-            attention_mask = input_ids.new_ones(batch, past_key_values[0][0].shape[2] + tokens)
-        if position_ids is None:
-            position_ids = query_positions(attention_mask, tokens).clamp(min=0)
-        present = []
+            past_tokens = past_key_values[0][0].shape[2] if past_key_values else 0
+            attention_mask = input_ids.new_ones(batch, past_tokens + tokens)
+        layers = [partial(checkpoint, each, use_reentrant=False) if checkpoint_layers else each for each in self.layers]
+        pasts, present = past_key_values or 24 * (None,), []
         queries_at = query_positions(attention_mask, input_ids.shape[1])  # (B, S)
+        position_ids = queries_at.clamp(min=0) if position_ids is None else position_ids
         keys_at = key_positions(attention_mask)  # (B, T)
-        mask = visible(queries_at, keys_at)  # (B, 1, S, T)
-        cos, sin = rotary_table(position_ids, rotary_frequencies(10000.0, pairs=8, over=16))  # (B, S, 8)
-        embedding = self.embedding(input_ids)  # (B, S, 1024)
-        x = embedding
-        for layer, past in zip(self.layers, past_key_values, strict=True):
-            x, key, value = layer(x, mask, cos, sin, *past)  # (B, S, 1024)
-            present.append((key, value))
-        final_norm = self.final_norm(x)  # (B, S, 1024)
-        head = self.head(final_norm)  # (B, S, 50304)
-        loss = None if labels is None else next_token_loss(head, labels)
-        return Output(head, tuple(present), loss)
+        mask = None if unmasked else visible(queries_at, keys_at)  # (B, 1, S, T)
+        cos, sin = rotary_table(position_ids, self.rotary_frequencies)  # (B, S, 8)
+        x = self.embedding(input_ids)  # (B, S, 1024)
+        for layer, past in zip(layers, pasts, strict=True):
+            x, cached = layer(x, mask, cos, sin, past, use_cache)  # (B, S, 1024)
+            present.append(cached)
+        x = self.final_norm(x)  # (B, S, 1024)
+        logits = self.head(x[:, -logits_to_keep:])  # (B, S, 50304)
+        loss = None
+        if labels is not None:  # in fp32; a label of -100 does not count
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        return Output(logits, tuple(present) if use_cache else None, loss)
 
-    def empty_cache(self, batch: int) -> tuple[tuple[Tensor, ...], ...]:
-        """A cache without tokens: for each layer keys and values, (B, heads, 0, head_dim)."""
-        sizes = 24 * [((16, 64), (16, 64))]
-        like = self.embedding.weight
-        return tuple(tuple(like.new_empty(batch, heads, 0, dim) for heads, dim in layer) for layer in sizes)
+    def reset_constants(self) -> None:
+        """What is computed and not learned, in fp32 whatever the parameters' type."""
+        with self.embedding.weight.device:
+            self.rotary_frequencies = rotary_frequencies(10000.0, pairs=8, over=16)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        super()._apply(*args, **kwargs)
+        self.reset_constants()  # what stands behind to, to_empty, half and their like may have changed them
+        return self
 
     @torch.no_grad()
     def init_weights(self, std: float = 0.02) -> None:
         """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the more of it there is."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                writes = name.endswith((".down", ".o"))
-                module.weight.normal_(std=std / 48**0.5 if writes else std)
+                module.weight.normal_(std=std / 48**0.5 if name.endswith((".down", ".o")) else std)
             elif hasattr(module, "reset_parameters"):
                 module.reset_parameters()
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()
 
     @classmethod
-    def load(cls, path: str | Path, dtype: torch.dtype = torch.float32) -> Model:
+    def load(cls, path: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Self:
         """The model with the weights of a safetensors file, or a folder of them, in the layout of gpt-neox."""
         with torch.device("meta"):
-            model = cls().to(dtype)
-        model.to_empty(device="cpu")
+            model = cls()
         tensors = open_tensors(Path(path))
-        tensors = without_ignored(tensors, IGNORED)
-        copy_packed(model, tensors, CHECKPOINT, TIED, layers=24)
+        tensors = renamed(tensors, {name: name for name in CHECKPOINT}, IGNORED, layers=24)
+        tensors = unpacked(tensors, model.state_dict(), CHECKPOINT, layers=24)
+        model.load_state_dict({name: t.to(device, dtype, copy=True) for name, t in tensors.items()}, assign=True)
+        model.reset_constants()
         return model
 
 
-# A checkpoint's tensor, the parameters packed in it, in how many groups, whether transposed; {i} is the layer.
-CHECKPOINT = [
-    ("gpt_neox.embed_in.weight", ["embedding.weight"], 1, False),
-    ("gpt_neox.final_layer_norm.weight", ["final_norm.weight"], 1, False),
-    ("gpt_neox.final_layer_norm.bias", ["final_norm.bias"], 1, False),
-    ("embed_out.weight", ["head.weight"], 1, False),
-    ("gpt_neox.layers.{i}.input_layernorm.weight", ["layers.{i}.attention_norm.weight"], 1, False),
-    ("gpt_neox.layers.{i}.input_layernorm.bias", ["layers.{i}.attention_norm.bias"], 1, False),
-    ("gpt_neox.layers.{i}.post_attention_layernorm.weight", ["layers.{i}.mlp_norm.weight"], 1, False),
-    ("gpt_neox.layers.{i}.post_attention_layernorm.bias", ["layers.{i}.mlp_norm.bias"], 1, False),
-    ("gpt_neox.layers.{i}.attention.dense.weight", ["layers.{i}.attention.o.weight"], 1, False),
-    ("gpt_neox.layers.{i}.attention.dense.bias", ["layers.{i}.attention.o.bias"], 1, False),
-    ("gpt_neox.layers.{i}.mlp.dense_h_to_4h.weight", ["layers.{i}.mlp.up.weight"], 1, False),
-    ("gpt_neox.layers.{i}.mlp.dense_h_to_4h.bias", ["layers.{i}.mlp.up.bias"], 1, False),
-    ("gpt_neox.layers.{i}.mlp.dense_4h_to_h.weight", ["layers.{i}.mlp.down.weight"], 1, False),
-    ("gpt_neox.layers.{i}.mlp.dense_4h_to_h.bias", ["layers.{i}.mlp.down.bias"], 1, False),
-    (
-        "gpt_neox.layers.{i}.attention.query_key_value.weight",
+# What is packed in each tensor of a checkpoint, in how many groups, and whether it is transposed; {i} is the layer.
+CHECKPOINT = {
+    "gpt_neox.embed_in.weight": (["embedding.weight"], 1, False),
+    "gpt_neox.final_layer_norm.weight": (["final_norm.weight"], 1, False),
+    "gpt_neox.final_layer_norm.bias": (["final_norm.bias"], 1, False),
+    "embed_out.weight": (["head.weight"], 1, False),
+    "gpt_neox.layers.{i}.input_layernorm.weight": (["layers.{i}.attention_norm.weight"], 1, False),
+    "gpt_neox.layers.{i}.input_layernorm.bias": (["layers.{i}.attention_norm.bias"], 1, False),
+    "gpt_neox.layers.{i}.post_attention_layernorm.weight": (["layers.{i}.mlp_norm.weight"], 1, False),
+    "gpt_neox.layers.{i}.post_attention_layernorm.bias": (["layers.{i}.mlp_norm.bias"], 1, False),
+    "gpt_neox.layers.{i}.attention.query_key_value.weight": (
         ["layers.{i}.attention.q.weight", "layers.{i}.attention.k.weight", "layers.{i}.attention.v.weight"],
         16,
         False,
     ),
-    (
-        "gpt_neox.layers.{i}.attention.query_key_value.bias",
+    "gpt_neox.layers.{i}.attention.query_key_value.bias": (
         ["layers.{i}.attention.q.bias", "layers.{i}.attention.k.bias", "layers.{i}.attention.v.bias"],
         16,
         False,
     ),
-]
-TIED: dict[str, str] = {}
+    "gpt_neox.layers.{i}.attention.dense.weight": (["layers.{i}.attention.o.weight"], 1, False),
+    "gpt_neox.layers.{i}.attention.dense.bias": (["layers.{i}.attention.o.bias"], 1, False),
+    "gpt_neox.layers.{i}.mlp.dense_h_to_4h.weight": (["layers.{i}.mlp.up.weight"], 1, False),
+    "gpt_neox.layers.{i}.mlp.dense_h_to_4h.bias": (["layers.{i}.mlp.up.bias"], 1, False),
+    "gpt_neox.layers.{i}.mlp.dense_4h_to_h.weight": (["layers.{i}.mlp.down.weight"], 1, False),
+    "gpt_neox.layers.{i}.mlp.dense_4h_to_h.bias": (["layers.{i}.mlp.down.bias"], 1, False),
+}
 IGNORED = [
     "gpt_neox.layers.{i}.attention.bias",
     "gpt_neox.layers.{i}.attention.masked_bias",
@@ -246,64 +251,42 @@ IGNORED = [
 ]
 
 
-def open_tensors(path: Path) -> dict[str, Callable[[], Tensor]]:
-    """Every tensor of a safetensors file, or of the files of a folder, read when it is called."""
-    from safetensors import safe_open
+def open_tensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, or of the files of a folder, mapped into memory and read when it is used."""
+    from safetensors.torch import load_file
 
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
         raise FileNotFoundError(f"no .safetensors file in {path}")
-    opened = [safe_open(file, framework="pt") for file in files]
-    return {name: partial(file.get_tensor, name) for file in opened for name in file.keys()}
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
-def without_ignored(tensors: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """The tensors less those known to be without effect; {i} stands for any layer."""
-    patterns = [re.compile(re.escape(name).replace(r"\{i\}", r"\d+")) for name in ignored]
-    return {name: read for name, read in tensors.items() if not any(p.fullmatch(name) for p in patterns)}
+def renamed(tensors: dict[str, Tensor], names: dict[str, str], ignored: list[str], layers: int) -> dict[str, Tensor]:
+    """The tensors under the model's names; {i} counts layers. Those ignored may be there, and have no effect."""
+    table = {name.format(i=i): to.format(i=i) for name, to in names.items() for i in range(layers)}
+    others = {name.format(i=i) for name in ignored for i in range(layers)}
+    missing, unknown = sorted(table.keys() - tensors.keys()), sorted(tensors.keys() - table.keys() - others)
+    if missing or unknown:
+        raise KeyError(f"checkpoint: missing {missing or 'nothing'}, not known {unknown or 'nothing'}")
+    return {to: tensors[name] for name, to in table.items()}
 
 
-def check_names(wanted: Iterable[str], found: Iterable[str]) -> None:
-    """Nothing may be missing from the checkpoint, and nothing left over."""
-    missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
-    if missing or extra:
-        raise KeyError(f"checkpoint: missing {missing or 'nothing'}, not known {extra or 'nothing'}")
-
-
-def fitting(tensor: Tensor, parameter: Tensor, name: str) -> Tensor:
-    """The tensor, if it has the parameter's shape: copying would stretch one that has not."""
-    if tensor.shape != parameter.shape:
-        raise ValueError(f"checkpoint: {name} is {tuple(tensor.shape)}, wanted {tuple(parameter.shape)}")
-    return tensor
-
-
-@torch.no_grad()
-def copy_packed(
-    model: nn.Module,
-    tensors: dict[str, Callable[[], Tensor]],
-    rows: list[tuple[str, list[str], int, bool]],
-    tied: dict[str, str],
-    layers: int,
-) -> None:
-    """Fills the model through rows of (name in the file, parameters packed in it, groups, transposed).
+def unpacked(
+    tensors: dict[str, Tensor], like: dict[str, Tensor], rows: dict[str, tuple[list[str], int, bool]], layers: int
+) -> dict[str, Tensor]:
+    """The tensors under the model's names, by (the names packed in each, in how many groups, whether transposed).
 
     Within each group the parameters' rows follow one another: groups 1 is stacked, groups heads is head by head.
     """
-    parameters = dict(model.named_parameters())
-    table = {
-        name.format(i=i): ([to.format(i=i) for to in targets], groups, transposed)
-        for name, targets, groups, transposed in rows
-        for i in range(layers)
-    }
-    check_names(table, tensors.keys() - tied.keys())
-    for name, (targets, groups, transposed) in table.items():
-        tensor = tensors[name]()
+    state = {}
+    for name, i in [(name, i) for name in rows for i in range(layers)]:
+        (targets, groups, transposed), tensor = rows[name], tensors[name.format(i=i)]
+        targets = [target.format(i=i) for target in targets]
         tensor = tensor.T if transposed and tensor.dim() == 2 else tensor
-        packed = torch.cat([parameters[target] for target in targets])
-        sizes = [parameters[target].shape[0] // groups for target in targets]
-        parts = fitting(tensor, packed, name).unflatten(0, (groups, -1)).split(sizes, dim=1)
-        for target, part in zip(targets, parts, strict=True):
-            parameters[target].copy_(part.flatten(0, 1))
-    for name in tied.keys() & tensors.keys():
-        if not torch.equal(tensors[name]().to(parameters[tied[name]].dtype), parameters[tied[name]]):
-            raise ValueError(f"checkpoint: {name} differs from {tied[name]}, which it is tied to")
+        sizes = [like[target].shape[0] for target in targets]
+        shape = (sum(sizes), *like[targets[0]].shape[1:])
+        if tensor.shape != shape:
+            raise ValueError(f"checkpoint: {name.format(i=i)} is {tuple(tensor.shape)}, wanted {shape}")
+        parts = tensor.unflatten(0, (groups, -1)).split([size // groups for size in sizes], dim=1)
+        state |= {target: part.flatten(0, 1).contiguous() for target, part in zip(targets, parts, strict=True)}
+    return state

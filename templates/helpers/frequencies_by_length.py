@@ -7,4 +7,4 @@ def frequencies_by_length(
 ) -> Tensor:
     """Each pair's frequency divided by a factor of its own, from one list up to the original length: (R,)."""
     lists = [torch.tensor(factors, device=length.device) for factors in (long, short)]
-    return frequencies.to(length.device) / torch.where(length > original, *lists)
+    return frequencies / torch.where(length > original, *lists)

@@ -6,4 +6,4 @@ def grown_frequencies(frequencies: Tensor, length: Tensor, factor: float, origin
     """The frequencies of a theta that grows with the length beyond the original one: (R,)."""
     growth = 1 + factor / original * (length - original).clamp(min=0)
     powers = -2 * torch.arange(len(frequencies), dtype=torch.float32, device=length.device) / (over - 2)
-    return frequencies.to(length.device) * growth**powers
+    return frequencies * growth**powers

@@ -254,7 +254,9 @@ class Attention(Part):
         if a.sub_norm:
             joined = a.sub_norm.of(joined, heads * head_dim, place)
         o = apply(Linear(heads * head_dim, scope.width, "o" in a.bias), joined, name="o", place=place)
-        doc = f"{heads} query heads of {head_dim} read {kv_heads} key-value heads{a._details}."
+        read = "heads" if kv_heads > 1 else "head"
+        groups = f"query heads of {head_dim} read {kv_heads} key-value {read}"
+        doc = f"{heads} {f'heads of {head_dim}' if heads == kv_heads else groups}{a._details}."
         return scope.call(inner.close("Attention", o, doc), x, name=label, place=place)
 
     @property

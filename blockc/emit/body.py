@@ -1,0 +1,479 @@
+"""A function's nodes as the statements of a forward, and what each value is called in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count
+
+from blockc.emit.kinds import Kinds, choice, kinds
+from blockc.graph.contract import MASK, POSITIONS
+from blockc.ir import (
+    Function,
+    Input,
+    Loop,
+    Node,
+    Operand,
+    T,
+    Type,
+    Value,
+    called,
+    is_call,
+    is_past,
+    layers,
+    roll,
+)
+from blockc.ops import Linear, MergeHeads, QueryPositions, SplitHeads
+
+LINE = 120  # of model.py
+STREAM, LOGITS = "x", "logits"
+_AT_ONCE = ((SplitHeads, Linear), (Linear, MergeHeads))
+
+
+@dataclass(frozen=True)
+class Assign:
+    """target = expression  # shape"""
+
+    target: str
+    expression: str
+    shape: str = ""
+    kind: str = field(default="assign", init=False)
+
+
+@dataclass(frozen=True)
+class Default:
+    """What position_ids are where they are not given."""
+
+    expression: str
+    kind: str = field(default="default", init=False)
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One layer by itself; `present` is what it gives to the cache, if anything."""
+
+    target: str
+    layer: str
+    arguments: str
+    present: str
+    shape: str
+    kind: str = field(default="layer", init=False)
+
+
+@dataclass(frozen=True)
+class LayerLoop:
+    """Layers one after another. What is not the same for all is chosen by their number, i."""
+
+    start: str  # of the stream, where it is called something else
+    layers: str
+    pasts: str
+    names: str
+    chosen: str
+    target: str
+    arguments: str
+    present: str
+    shape: str
+    kind: str = field(default="loop", init=False)
+
+
+Statement = Assign | Default | LayerCall | LayerLoop
+
+
+@dataclass
+class Plan:
+    """What is decided of a whole model before any of its functions is written.
+
+    carried  some states are of one size: there is always a past, which begins as zeros
+    lends    some layers read what others give: these give it always
+    absent   what None means for an input of a function that takes a mask or None
+    """
+
+    root: Function
+    kinds: Kinds
+    carried: bool
+    lends: bool
+    absent: dict[tuple[Function, str], str]
+    helpers: Sequence[str]
+
+    def past(self, function: Function) -> bool:
+        return any(is_past(n) for n in function.inputs)
+
+    def asked(self, function: Function) -> bool:
+        """Whether it is told if its states are wanted."""
+        return self.past(function) and not self.lends
+
+
+def plan(root: Function, helpers: Sequence[str]) -> Plan:
+    pasts = [n for n in root.inputs if is_past(n)]
+    lends = any(value.index and is_call(value.node) for n in root.nodes for value in n.inputs)
+    carried = any(not _grows(n) for n in pasts)
+    found, absent = kinds(root), _absent(root)
+    for function, larger in found.classes.items():
+        for theirs, ours in _pairs(function, larger):
+            absent |= {(ours, name): meaning for (f, name), meaning in absent.items() if f is theirs}
+    return Plan(root, found, carried, lends, absent, helpers)
+
+
+def _pairs(function: Function, larger: Function) -> Iterator[tuple[Function, Function]]:
+    """A layer's function and that of its class, and so for their parts."""
+    yield function, larger
+    named = {n.name: n for n in larger.nodes}
+    for n in function.nodes:
+        if is_call(n):
+            yield from _pairs(called(n), called(named[n.name]))
+
+
+def _grows(past: Node) -> bool:
+    assert isinstance(past.op, Input)
+    return any(size.value is None for size in past.op.type.shape[1:])
+
+
+def _absent(root: Function) -> dict[tuple[Function, str], str]:
+    """Masks that need not be made, in the functions that take them: nobody reads them but who can do without."""
+    made = {n[0]: n.op.absent() for n in root.nodes if n.op.absent()}
+    if len(set(made.values())) > 1:
+        return {}
+    found: dict[tuple[Function, str], str] = {}
+    for value, meaning in made.items():
+        takers = _takers(root, value)
+        if takers is not None:
+            found |= {(root, value.node.name): meaning} | dict.fromkeys(takers, meaning)
+    return found
+
+
+def _takers(function: Function, value: Value) -> list[tuple[Function, str]] | None:
+    """The inputs of functions that this value reaches; None where anybody needs it."""
+    found: list[tuple[Function, str]] = []
+    for n in function.nodes:
+        for i, operand in enumerate(n.inputs):
+            if operand != value:
+                continue
+            if not is_call(n):
+                if i not in n.op.lacks():
+                    return None
+                continue
+            formal = called(n).inputs[i]
+            inner = _takers(called(n), formal[0])
+            if inner is None:
+                return None
+            found += [(called(n), formal.name), *inner]
+    return found
+
+
+def shape(type_: Type) -> str:
+    """(B, 8, T, 128)"""
+    return f"({', '.join('T' if size == T else str(size) for size in type_.shape)})"
+
+
+# What a method's text may call: no value takes these names.
+_RESERVED = {
+    "self", "torch", "nn", "F", "x", "i", "layer", "layers", "past", "pasts", "present", "use_cache", "unmasked",
+    "logits", "loss", "batch", "tokens", "labels", "checkpoint_layers", "logits_to_keep", "cached",
+}  # fmt: skip
+
+
+class Body:
+    """A function's statements."""
+
+    def __init__(self, function: Function, plan: Plan) -> None:
+        self.function, self.plan, self.root = function, plan, function is plan.root
+        self.names: dict[Value, str] = {n[0]: n.name for n in function.inputs}
+        self.taken = {*self.names.values(), *_RESERVED, *plan.helpers}
+        self.pasts = [n[0] for n in function.inputs if is_past(n)]
+        self.names |= {value: f"past[{i}]" for i, value in enumerate(self.pasts)}
+        self.layers: tuple[Node, ...] = layers(function) if self.root else ()
+        self.stateful = [n for n in self.layers if any(v in self.pasts for v in n.inputs)]
+        self.kept = list(_logits(function)) if self.root else []
+        self.streams = self._streams() if self.root else set[Value]()
+        switch = plan.kinds.switch(function)
+        self.switch, self.skipped = (switch.word, switch.skipped[function]) if switch else ("", frozenset[str]())
+        self.presents: dict[Node, str] = {}
+        self.statements = list(self._statements())
+
+    def __getitem__(self, value: Value) -> str:
+        return self.names[value]
+
+    def _statements(self) -> Iterator[Statement]:
+        if not self.root:
+            for n in self.function.nodes:
+                if not any(self._inlined(reader) and reader.inputs[0].node is n for reader in self.function.nodes):
+                    yield self._call(n) if is_call(n) else self._assign(n)
+            return
+        nodes = self.function.nodes
+        if self.plan.kinds.uniform:
+            end = nodes.index(self.layers[-1])
+            yield from self._at_root([*(n for n in nodes[:end] if not is_call(n)), self.layers, *nodes[end + 1 :]])
+        else:
+            yield from self._at_root([item.calls if isinstance(item, Loop) else item for item in roll(self.function)])
+
+    def _at_root(self, items: Sequence[Node | tuple[Node, ...]]) -> Iterator[Statement]:
+        """Where the new tokens stand comes first: position_ids are by default counted from it."""
+        reads = any(v.node.name == POSITIONS for n in self.function.nodes for v in n.inputs)
+        at = next((n for n in self.function.nodes if isinstance(n.op, QueryPositions)), None)
+        if reads:
+            if at is not None:
+                yield self._assign(at)
+            counted = self[at[0]] if at else f"query_positions({MASK}, input_ids.shape[1])"
+            yield Default(f"{counted}.clamp(min=0)")
+        for item in items:
+            if isinstance(item, tuple):
+                yield self._loop(item)
+            elif is_call(item):
+                yield self._layer(item)
+            elif not (reads and item is at):
+                yield self._assign(item)
+
+    def _bind(self, value: Value, wish: str) -> str:
+        name = next(n for n in chain([wish], (f"{wish}_{i}" for i in count(2))) if n not in self.taken)
+        self.taken.add(name)
+        self.names[value] = name
+        return name
+
+    def _operand(self, value: Value) -> Operand:
+        name = self[value]
+        return Operand(name, value.type, self.plan.absent.get((self.function, value.node.name), ""))
+
+    def _assign(self, n: Node) -> Assign:
+        constant = n.op.constant()
+        me = f"self.{n.name}" + (f"_{constant[0]}" if constant else "")
+        operands = [self._operand(v) for v in n.inputs if not self._inlined(n)]
+        if self._inlined(n):
+            inner = n.inputs[0].node
+            text = inner.op.torch(f"self.{inner.name}", *map(self._operand, inner.inputs))
+            operands = [Operand(text, inner.types[0])]
+        if self.keeps and n is self.kept[0]:
+            operands[0] = Operand(f"{operands[0]}[:, -logits_to_keep:]", operands[0].type)
+        text = n.op.torch(me, *operands)
+        if self.root and (self.function, n.name) in self.plan.absent:
+            text = f"None if unmasked else {text}"
+        if n.name in self.skipped:
+            text = f"{text} if self.{self.switch} else {operands[0]}"
+        target, comment = ", ".join(self._targets(n)), shape(n.types[0])
+        room = LINE - len(f"        {target} =   # {comment}")
+        comment += "  # fmt: skip" if laid_by_hand(text) else ""
+        return Assign(target, _laid(text, room), comment)
+
+    def _inlined(self, n: Node) -> bool:
+        """Whether its operand is written where it is read: a matrix at once split into heads, heads joined for one."""
+        if not any(isinstance(n.op, outer) and isinstance(n.inputs[0].node.op, inner) for outer, inner in _AT_ONCE):
+            return False
+        readers = [reader for reader in self.function.nodes for value in reader.inputs if value == n.inputs[0]]
+        return len(readers) == 1 and n.inputs[0] not in dict(self.function.outputs).values()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a caller may want the last logits alone: of a model that goes on from them."""
+        return bool(self.kept and self.pasts)
+
+    def _targets(self, n: Node) -> list[str]:
+        """A stream is x, and logits are logits; every other value is called what its node is."""
+        for values, name in ((self.streams, STREAM), ({k[0] for k in self.kept}, LOGITS)):
+            if n[0] in values:
+                self.names[n[0]] = name
+                return [name]
+        wishes = [n.name] if len(n.types) == 1 else list(n.op.output_names)
+        return [self._bind(n[i], wish) for i, wish in enumerate(wishes)]
+
+    def _streams(self) -> set[Value]:
+        """What goes into the first layer and what is made of the last one's, as long as nothing else is read."""
+        if not self.layers:
+            return set()
+        first = self.layers[0]
+        readers: dict[Value, list[Node]] = {}
+        for n in self.function.nodes:
+            for value in n.inputs:
+                readers.setdefault(value, []).append(n)
+        start = first.inputs[_stream(called(first))]
+        found = set[Value]() if any(is_call(n) and n is not first for n in readers[start]) else {start}
+        value = self.layers[-1][0]
+        while len(readers.get(value, ())) == 1 and readers[value][0] not in self.kept:
+            reader = readers[value][0]
+            if len(reader.types) != 1 or is_call(reader):
+                break
+            value = reader[0]
+            found.add(value)
+        return {v for v in found if not isinstance(v.node.op, Input)}
+
+    # calls
+
+    def _call(self, n: Node) -> Assign:
+        """Of a part of a layer."""
+        function = called(n)
+        pasts = [v for v in n.inputs if v in self.pasts]
+        arguments = [self[v] for v in n.inputs if v not in pasts]
+        if pasts:
+            arguments.append(self._past(pasts))
+        if self.plan.asked(function):
+            arguments.append("use_cache")
+        targets = [self._bind(n[0], n.name)]
+        targets += self._states(n, function, "present" if len(self._stateful_parts()) == 1 else f"{n.name}_present")
+        return Assign(", ".join(targets), f"self.{n.name}({', '.join(arguments)})", shape(n.types[0]))
+
+    def _stateful_parts(self) -> list[Node]:
+        return [n for n in self.function.nodes if is_call(n) and self.plan.past(called(n))]
+
+    def _past(self, pasts: Sequence[Value]) -> str:
+        if list(pasts) == self.pasts:
+            return "past"
+        given = _tuple([self[value] for value in pasts])
+        return given if self.plan.carried else f"past and {given}"
+
+    def _states(self, n: Node, function: Function, name: str) -> list[str]:
+        """What a call gives beside its first output: its states as one, or each by itself where layers lend them."""
+        if not self.plan.asked(function):
+            return [self._bind(n[i], wish) for i, wish in enumerate(function.output_names[1:], 1)]
+        self.presents[n] = name
+        self.names |= {n[i]: f"{name}[{i - 1}]" for i in range(1, len(n.types))}
+        return [name]
+
+    def _layer(self, n: Node) -> LayerCall:
+        """A layer that stands by itself."""
+        function, path = called(n), n.name.replace(".", "_")
+        arguments = [self[v] for v in n.inputs if v not in self.pasts]
+        present, targets = "", [self._bind(n[0], path)]
+        if n in self.stateful:
+            arguments.append(f"pasts[{self.stateful.index(n)}]")
+        if self.plan.asked(function):
+            arguments.append("use_cache")
+            present = self._states(n, function, f"{path}_present")[0]
+            targets.append(present)
+        else:
+            targets += [self._bind(n[i], f"{path}_{w}") for i, w in enumerate(function.output_names[1:], 1)]
+            present = self._held(n, targets)
+        layer = f"layers[{self.layers.index(n)}]"
+        return LayerCall(", ".join(targets), layer, ", ".join(arguments), present, shape(n.types[0]))
+
+    def _held(self, n: Node, targets: Sequence[str]) -> str:
+        """Those of a call's targets that its past will be, in that order; nothing where it has none."""
+        states = [targets[value.index] for _, value in self.function.outputs[1:] if value.node is n]
+        return _tuple(states) if states else ""
+
+    def _loop(self, calls: Sequence[Node]) -> LayerLoop:
+        first, function = calls[0], called(calls[0])
+        wanted = self.plan.kinds.inputs or tuple(n.name for n in function.inputs if not is_past(n))
+        stream, arguments, rows = function.stream, list[str](), dict[str, list[str]]()
+        for name in wanted:
+            column = self._column(calls, name)
+            if name == stream:
+                arguments.append(STREAM)
+            elif len(set(column)) == 1:
+                arguments.append(column[0])
+            else:
+                rows[f"layer_{name}"] = column
+                arguments.append(f"layer_{name}")
+        start = self[first.inputs[_stream(function)]]
+        self.names[calls[-1][0]] = STREAM
+        targets, present, pasts = [STREAM], "", ""
+        if first in self.stateful:
+            arguments.append("past")
+            pasts = f"pasts{_slice(calls, self.stateful)}"
+        if self.plan.asked(function):
+            arguments.append("use_cache")
+            targets.append("cached")
+            present = "cached"
+        elif function.output_names[1:]:
+            targets += function.output_names[1:]
+            present = self._held(first, targets)
+        chosen = list(zip(*rows.values(), strict=True)) if rows else []
+        return LayerLoop(
+            start="" if start == STREAM else start,
+            layers=f"layers{_slice(calls, self.layers)}",
+            pasts=pasts,
+            names=", ".join(rows),
+            chosen=choice([each[0] if len(each) == 1 else _tuple(each) for each in chosen]) if rows else "",
+            target=", ".join(targets),
+            arguments=", ".join(arguments),
+            present=present,
+            shape=shape(first.types[0]),
+        )
+
+    def _column(self, calls: Sequence[Node], name: str) -> list[str]:
+        """What each layer is given for this input; one that has none of its own gets a neighbour's."""
+        found: list[str | None] = []
+        for call in calls:
+            own = next((i for i, n in enumerate(called(call).inputs) if n.name == name), None)
+            if name == called(call).stream:
+                found.append(STREAM)
+            else:
+                found.append(None if own is None else self[call.inputs[own]])
+        last = next(text for text in found if text is not None)
+        column: list[str] = []
+        for text in found:
+            last = last if text is None else text
+            column.append(last)
+        return column
+
+    # the end
+
+    @property
+    def returns(self) -> str:
+        first, *states = [self[value] for _, value in self.function.outputs]
+        if not self.plan.asked(self.function):
+            return ", ".join([first, *states])
+        parts = self._stateful_parts()
+        given = [self.presents[n] for n in parts if n in self.presents]
+        ends = [value for _, value in self.function.outputs[1:]]
+        if len(parts) == 1 and ends == [parts[0][i] for i in range(1, len(parts[0].types))]:
+            return f"{first}, {given[0]}"
+        return f"{first}, {_tuple(states)} if use_cache else None"
+
+
+def _logits(root: Function) -> Iterator[Node]:
+    """The matrix that makes the logits, and what is done to them after it."""
+    value, found = dict(root.outputs).get(LOGITS), list[Node]()
+    while value is not None:
+        found.insert(0, value.node)
+        if isinstance(value.node.op, Linear):
+            return iter(found)
+        if len(value.node.inputs) != 1 or is_call(value.node):
+            return iter(())
+        value = value.node.inputs[0]
+    return iter(())
+
+
+def _stream(function: Function) -> int:
+    return next(i for i, n in enumerate(function.inputs) if n.name == function.stream)
+
+
+def _slice(calls: Sequence[Node], every: Sequence[Node]) -> str:
+    """Which of all these the calls are: nothing to say where they are all."""
+    start = list(every).index(calls[0])
+    return "" if len(calls) == len(every) else f"[{start}:{start + len(calls)}]"
+
+
+def laid_by_hand(text: str) -> bool:
+    """Whether it has a list of several entries a line, which a formatter would tear apart."""
+    return re.search(r"\[\n +\S+, \S", text) is not None
+
+
+def _laid(text: str, room: int) -> str:
+    """A call that is too long for its line has its arguments in one of their own, or each in one."""
+    head, _, rest = text.partition("(")
+    if len(text) <= room or "\n" in text or not re.fullmatch(r"[\w.]+", head) or not rest.endswith(")"):
+        return text
+    arguments = _split(rest[:-1])
+    if arguments is None:
+        return text
+    line = ", ".join(arguments)
+    if len(line) <= LINE - 12:
+        return f"{head}(\n    {line}\n)"
+    return "\n".join([f"{head}(", *(f"    {each}," for each in arguments), ")"])
+
+
+def _split(text: str) -> list[str] | None:
+    """The arguments of one call; nothing where the text goes on behind it."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth < 0:
+            return None
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [each.strip() for each in found]
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
