@@ -112,7 +112,7 @@ def test_a_formatter_changes_nothing(folder: Path) -> None:
         (folder / f"variant{i}.py").write_text(emitted, encoding="utf-8")
     settings = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
     where = [str(folder), *map(str, sorted((ROOT / "generated").glob("*/model.py")))]
-    for command in (["format", "--check"], ["check", "--select", "E,F,I,UP"]):
+    for command in (["format", "--check"], ["check", "--select", "F,I,UP"]):
         done = subprocess.run([RUFF, *command, *settings, *where], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 

@@ -301,7 +301,7 @@ def test_every_variable_that_a_layer_has_anyway_is_refused() -> None:
     (layer,) = [n for n in ast.parse(whole.model_py()).body if isinstance(n, ast.ClassDef) and n.name == "Layer"]
     forward = next(n for n in layer.body if isinstance(n, ast.FunctionDef) and n.name == "forward")
     names = {n.id for n in ast.walk(forward) if isinstance(n, ast.Name)} | {a.arg for a in forward.args.args}
-    own = {"attention", "second", "mlp", "Tensor", "tuple"}
+    own = {"attention", "second", "mlp", "Cache", "Tensor", "bool", "tuple"}
     prefixed = {name for name in names if name.startswith(("second_", "attention_"))}
     assert sorted(name for name in names - own - prefixed if not refusal(name)) == []
 

@@ -417,7 +417,7 @@ def test_load_names_what_is_not_known(name: str, folder: Path, tmp_path: Path) -
     ],
 )
 def test_load_names_what_has_another_shape(name: str, axis: int, folder: Path, tmp_path: Path) -> None:
-    """One row or column alone would be stretched over all, if copying were left to it; torch calls it by its own name."""
+    """One row or column alone would be stretched over all, if copying were left to it; torch names the parameter."""
     tensors = _tensors(name)
     for few in (tensors[PACKED[name]].take([0], axis), np.delete(tensors[PACKED[name]], 0, axis)):
         with pytest.raises((ValueError, RuntimeError), match=f"{PACKED[name]} is|size mismatch for layers.1.[a-z.]+:"):

@@ -54,8 +54,7 @@ class LayerCall:
     """One layer by itself; `present` is what it gives to the cache, if anything."""
 
     target: str
-    layer: str
-    arguments: str
+    expression: str
     present: str
     shape: str
     kind: str = field(default="layer", init=False)
@@ -250,9 +249,7 @@ class Body:
         if n.name in self.skipped:
             text = f"{text} if self.{self.switch} else {operands[0]}"
         target, comment = ", ".join(self._targets(n)), shape(n.types[0])
-        room = LINE - len(f"        {target} =   # {comment}")
-        comment += "  # fmt: skip" if laid_by_hand(text) else ""
-        return Assign(target, _laid(text, room), comment)
+        return Assign(target, _fitted(target, text, comment), comment + ("  # fmt: skip" if laid_by_hand(text) else ""))
 
     def _inlined(self, n: Node) -> bool:
         """Whether its operand is written where it is read: a matrix at once split into heads, heads joined for one."""
@@ -308,7 +305,8 @@ class Body:
             arguments.append("use_cache")
         targets = [self._bind(n[0], n.name)]
         targets += self._states(n, function, "present" if len(self._stateful_parts()) == 1 else f"{n.name}_present")
-        return Assign(", ".join(targets), f"self.{n.name}({', '.join(arguments)})", shape(n.types[0]))
+        target, comment = ", ".join(targets), shape(n.types[0])
+        return Assign(target, _fitted(target, f"self.{n.name}({', '.join(arguments)})", comment), comment)
 
     def _stateful_parts(self) -> list[Node]:
         return [n for n in self.function.nodes if is_call(n) and self.plan.past(called(n))]
@@ -341,8 +339,9 @@ class Body:
         else:
             targets += [self._bind(n[i], f"{path}_{w}") for i, w in enumerate(function.output_names[1:], 1)]
             present = self._held(n, targets)
-        layer = f"layers[{self.layers.index(n)}]"
-        return LayerCall(", ".join(targets), layer, ", ".join(arguments), present, shape(n.types[0]))
+        target, comment = ", ".join(targets), shape(n.types[0])
+        text = f"layers[{self.layers.index(n)}]({', '.join(arguments)})"
+        return LayerCall(target, _fitted(target, text, comment), present, comment)
 
     def _held(self, n: Node, targets: Sequence[str]) -> str:
         """Those of a call's targets that its past will be, in that order; nothing where it has none."""
@@ -416,6 +415,8 @@ class Body:
         ends = [value for _, value in self.function.outputs[1:]]
         if len(parts) == 1 and ends == [parts[0][i] for i in range(1, len(parts[0].types))]:
             return f"{first}, {given[0]}"
+        if ends == [n[i] for n in parts for i in range(1, len(n.types))]:
+            states = [f"*{each}" for each in given]
         return f"{first}, {_tuple(states)} if use_cache else None"
 
 
@@ -447,10 +448,14 @@ def laid_by_hand(text: str) -> bool:
     return re.search(r"\[\n +\S+, \S", text) is not None
 
 
+def _fitted(target: str, text: str, comment: str) -> str:
+    return _laid(text, LINE - len(f"        {target} =   # {comment}"))
+
+
 def _laid(text: str, room: int) -> str:
     """A call that is too long for its line has its arguments in one of their own, or each in one."""
     head, _, rest = text.partition("(")
-    if len(text) <= room or "\n" in text or not re.fullmatch(r"[\w.]+", head) or not rest.endswith(")"):
+    if len(text) <= room or "\n" in text or not re.fullmatch(r"[\w.\[\]]+", head) or not rest.endswith(")"):
         return text
     arguments = _split(rest[:-1])
     if arguments is None:

@@ -21,7 +21,7 @@ _MODULE = """
 # What emitted code calls its own values, and what stands at the head of its file.
 _EMITTED = """
     attention_mask batch bias input_ids keys_at labels layer layers loss nn past past_key_values position_ids present
-    queries_at self tokens torch weight
+    queries_at self tokens torch use_cache weight
 """
 # The names of values in a layer.
 _MADE = re.compile(r"(x|mask|rotary|cos|sin|key|value|past_key|past_value)(_\d+)*|after_\w+|scaled_\w+|\w+_plus_\w+")
