@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, count
 
-from blockc.emit.kinds import Kinds, choice, kinds
+from blockc.emit.kinds import choice
+from blockc.emit.plan import Plan
+from blockc.emit.statements import Assign, Default, LayerCall, LayerLoop, Statement, fitted, laid_by_hand, shape
 from blockc.graph.contract import MASK, POSITIONS
 from blockc.ir import (
     Function,
@@ -15,8 +15,6 @@ from blockc.ir import (
     Loop,
     Node,
     Operand,
-    T,
-    Type,
     Value,
     called,
     is_call,
@@ -26,143 +24,8 @@ from blockc.ir import (
 )
 from blockc.ops import Linear, MergeHeads, QueryPositions, SplitHeads
 
-LINE = 120  # of model.py
 STREAM, LOGITS = "x", "logits"
 _AT_ONCE = ((SplitHeads, Linear), (Linear, MergeHeads))
-
-
-@dataclass(frozen=True)
-class Assign:
-    """target = expression  # shape"""
-
-    target: str
-    expression: str
-    shape: str = ""
-    kind: str = field(default="assign", init=False)
-
-
-@dataclass(frozen=True)
-class Default:
-    """What position_ids are where they are not given."""
-
-    expression: str
-    kind: str = field(default="default", init=False)
-
-
-@dataclass(frozen=True)
-class LayerCall:
-    """One layer by itself; `present` is what it gives to the cache, if anything."""
-
-    target: str
-    expression: str
-    present: str
-    shape: str
-    kind: str = field(default="layer", init=False)
-
-
-@dataclass(frozen=True)
-class LayerLoop:
-    """Layers one after another. What is not the same for all is chosen by their number, i."""
-
-    start: str  # of the stream, where it is called something else
-    layers: str
-    pasts: str
-    names: str
-    chosen: str
-    target: str
-    arguments: str
-    present: str
-    shape: str
-    kind: str = field(default="loop", init=False)
-
-
-Statement = Assign | Default | LayerCall | LayerLoop
-
-
-@dataclass
-class Plan:
-    """What is decided of a whole model before any of its functions is written.
-
-    carried  some states are of one size: there is always a past, which begins as zeros
-    lends    some layers read what others give: these give it always
-    absent   what None means for an input of a function that takes a mask or None
-    """
-
-    root: Function
-    kinds: Kinds
-    carried: bool
-    lends: bool
-    absent: dict[tuple[Function, str], str]
-    helpers: Sequence[str]
-
-    def past(self, function: Function) -> bool:
-        return any(is_past(n) for n in function.inputs)
-
-    def asked(self, function: Function) -> bool:
-        """Whether it is told if its states are wanted."""
-        return self.past(function) and not self.lends
-
-
-def plan(root: Function, helpers: Sequence[str]) -> Plan:
-    pasts = [n for n in root.inputs if is_past(n)]
-    lends = any(value.index and is_call(value.node) for n in root.nodes for value in n.inputs)
-    carried = any(not _grows(n) for n in pasts)
-    found, absent = kinds(root), _absent(root)
-    for function, larger in found.classes.items():
-        for theirs, ours in _pairs(function, larger):
-            absent |= {(ours, name): meaning for (f, name), meaning in absent.items() if f is theirs}
-    return Plan(root, found, carried, lends, absent, helpers)
-
-
-def _pairs(function: Function, larger: Function) -> Iterator[tuple[Function, Function]]:
-    """A layer's function and that of its class, and so for their parts."""
-    yield function, larger
-    named = {n.name: n for n in larger.nodes}
-    for n in function.nodes:
-        if is_call(n):
-            yield from _pairs(called(n), called(named[n.name]))
-
-
-def _grows(past: Node) -> bool:
-    assert isinstance(past.op, Input)
-    return any(size.value is None for size in past.op.type.shape[1:])
-
-
-def _absent(root: Function) -> dict[tuple[Function, str], str]:
-    """Masks that need not be made, in the functions that take them: nobody reads them but who can do without."""
-    made = {n[0]: n.op.absent() for n in root.nodes if n.op.absent()}
-    if len(set(made.values())) > 1:
-        return {}
-    found: dict[tuple[Function, str], str] = {}
-    for value, meaning in made.items():
-        takers = _takers(root, value)
-        if takers is not None:
-            found |= {(root, value.node.name): meaning} | dict.fromkeys(takers, meaning)
-    return found
-
-
-def _takers(function: Function, value: Value) -> list[tuple[Function, str]] | None:
-    """The inputs of functions that this value reaches; None where anybody needs it."""
-    found: list[tuple[Function, str]] = []
-    for n in function.nodes:
-        for i, operand in enumerate(n.inputs):
-            if operand != value:
-                continue
-            if not is_call(n):
-                if i not in n.op.lacks():
-                    return None
-                continue
-            formal = called(n).inputs[i]
-            inner = _takers(called(n), formal[0])
-            if inner is None:
-                return None
-            found += [(called(n), formal.name), *inner]
-    return found
-
-
-def shape(type_: Type) -> str:
-    """(B, 8, T, 128)"""
-    return f"({', '.join('T' if size == T else str(size) for size in type_.shape)})"
 
 
 # What a method's text may call: no value takes these names.
@@ -249,7 +112,7 @@ class Body:
         if n.name in self.skipped:
             text = f"{text} if self.{self.switch} else {operands[0]}"
         target, comment = ", ".join(self._targets(n)), shape(n.types[0])
-        return Assign(target, _fitted(target, text, comment), comment + ("  # fmt: skip" if laid_by_hand(text) else ""))
+        return Assign(target, fitted(target, text, comment), comment + ("  # fmt: skip" if laid_by_hand(text) else ""))
 
     def _inlined(self, n: Node) -> bool:
         """Whether its operand is written where it is read: a matrix at once split into heads, heads joined for one."""
@@ -306,7 +169,7 @@ class Body:
         targets = [self._bind(n[0], n.name)]
         targets += self._states(n, function, "present" if len(self._stateful_parts()) == 1 else f"{n.name}_present")
         target, comment = ", ".join(targets), shape(n.types[0])
-        return Assign(target, _fitted(target, f"self.{n.name}({', '.join(arguments)})", comment), comment)
+        return Assign(target, fitted(target, f"self.{n.name}({', '.join(arguments)})", comment), comment)
 
     def _stateful_parts(self) -> list[Node]:
         return [n for n in self.function.nodes if is_call(n) and self.plan.past(called(n))]
@@ -341,7 +204,7 @@ class Body:
             present = self._held(n, targets)
         target, comment = ", ".join(targets), shape(n.types[0])
         text = f"layers[{self.layers.index(n)}]({', '.join(arguments)})"
-        return LayerCall(target, _fitted(target, text, comment), present, comment)
+        return LayerCall(target, fitted(target, text, comment), present, comment)
 
     def _held(self, n: Node, targets: Sequence[str]) -> str:
         """Those of a call's targets that its past will be, in that order; nothing where it has none."""
@@ -441,43 +304,6 @@ def _slice(calls: Sequence[Node], every: Sequence[Node]) -> str:
     """Which of all these the calls are: nothing to say where they are all."""
     start = list(every).index(calls[0])
     return "" if len(calls) == len(every) else f"[{start}:{start + len(calls)}]"
-
-
-def laid_by_hand(text: str) -> bool:
-    """Whether it has a list of several entries a line, which a formatter would tear apart."""
-    return re.search(r"\[\n +\S+, \S", text) is not None
-
-
-def _fitted(target: str, text: str, comment: str) -> str:
-    return _laid(text, LINE - len(f"        {target} =   # {comment}"))
-
-
-def _laid(text: str, room: int) -> str:
-    """A call that is too long for its line has its arguments in one of their own, or each in one."""
-    head, _, rest = text.partition("(")
-    if len(text) <= room or "\n" in text or not re.fullmatch(r"[\w.\[\]]+", head) or not rest.endswith(")"):
-        return text
-    arguments = _split(rest[:-1])
-    if arguments is None:
-        return text
-    line = ", ".join(arguments)
-    if len(line) <= LINE - 12:
-        return f"{head}(\n    {line}\n)"
-    return "\n".join([f"{head}(", *(f"    {each}," for each in arguments), ")"])
-
-
-def _split(text: str) -> list[str] | None:
-    """The arguments of one call; nothing where the text goes on behind it."""
-    found, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([{") - (letter in ")]}")
-        if depth < 0:
-            return None
-        if letter == "," and not depth:
-            found.append("")
-        else:
-            found[-1] += letter
-    return [each.strip() for each in found]
 
 
 def _tuple(items: Sequence[str]) -> str:

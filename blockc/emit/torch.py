@@ -14,9 +14,11 @@ from pathlib import Path
 
 import jinja2
 
-from blockc.emit.body import Body, Plan, Statement, laid_by_hand, plan
+from blockc.emit.body import Body
 from blockc.emit.kinds import choice, when
 from blockc.emit.loading import Loading, ties
+from blockc.emit.plan import Plan, plan
+from blockc.emit.statements import LINE, Statement, laid_by_hand
 from blockc.graph.contract import LOGITS, POSITIONS, Contract, Held, contract
 from blockc.ir import (
     Function,
@@ -30,8 +32,6 @@ from blockc.ir import (
     period,
 )
 from blockc.ops import Linear
-
-LINE = 120  # of model.py
 
 
 @dataclass(frozen=True)
