@@ -50,6 +50,7 @@ class Body:
         self.streams = self._streams() if self.root else set[Value]()
         switch = plan.kinds.switch(function)
         self.switch, self.skipped = (switch.word, switch.skipped[function]) if switch else ("", frozenset[str]())
+        self.inlined = _inlined(function)
         self.presents: dict[Node, str] = {}
         self.statements = list(self._statements())
 
@@ -59,7 +60,7 @@ class Body:
     def _statements(self) -> Iterator[Statement]:
         if not self.root:
             for n in self.function.nodes:
-                if not any(self._inlined(reader) and reader.inputs[0].node is n for reader in self.function.nodes):
+                if n not in self.inlined.values():
                     yield self._call(n) if is_call(n) else self._assign(n)
             return
         nodes = self.function.nodes
@@ -99,9 +100,9 @@ class Body:
     def _assign(self, n: Node) -> Assign:
         constant = n.op.constant()
         me = f"self.{n.name}" + (f"_{constant[0]}" if constant else "")
-        operands = [self._operand(v) for v in n.inputs if not self._inlined(n)]
-        if self._inlined(n):
-            inner = n.inputs[0].node
+        inner = self.inlined.get(n)
+        operands = [] if inner else [self._operand(v) for v in n.inputs]
+        if inner:
             text = inner.op.torch(f"self.{inner.name}", *map(self._operand, inner.inputs))
             operands = [Operand(text, inner.types[0])]
         if self.keeps and n is self.kept[0]:
@@ -113,13 +114,6 @@ class Body:
             text = f"{text} if self.{self.switch} else {operands[0]}"
         target, comment = ", ".join(self._targets(n)), shape(n.types[0])
         return Assign(target, fitted(target, text, comment), comment + ("  # fmt: skip" if laid_by_hand(text) else ""))
-
-    def _inlined(self, n: Node) -> bool:
-        """Whether its operand is written where it is read: a matrix at once split into heads, heads joined for one."""
-        if not any(isinstance(n.op, outer) and isinstance(n.inputs[0].node.op, inner) for outer, inner in _AT_ONCE):
-            return False
-        readers = [reader for reader in self.function.nodes for value in reader.inputs if value == n.inputs[0]]
-        return len(readers) == 1 and n.inputs[0] not in dict(self.function.outputs).values()
 
     @property
     def keeps(self) -> bool:
@@ -294,6 +288,22 @@ def _logits(root: Function) -> Iterator[Node]:
             return iter(())
         value = value.node.inputs[0]
     return iter(())
+
+
+def _inlined(function: Function) -> dict[Node, Node]:
+    """Nodes whose operand is written where it is read: a matrix at once split into heads, heads joined for a matrix."""
+    readers: dict[Value, list[Node]] = {}
+    for n in function.nodes:
+        for value in n.inputs:
+            readers.setdefault(value, []).append(n)
+    given = {value for _, value in function.outputs}
+    return {
+        n: n.inputs[0].node
+        for n in function.nodes
+        for outer, inner in _AT_ONCE
+        if isinstance(n.op, outer) and isinstance(n.inputs[0].node.op, inner)
+        if readers[n.inputs[0]] == [n] and n.inputs[0] not in given
+    }
 
 
 def _stream(function: Function) -> int:

@@ -238,16 +238,15 @@ def _declarations(function: Function, whole: Plan) -> Iterator[Declaration]:
 def _list(calls: Sequence[Node], whole: Plan) -> str:
     """One comprehension over the layers' numbers."""
     made = [called(call) for call in calls]
-    column: list[str] = []
-    for function in made:
-        base = whole.kinds.classes[function]
-        switch = whole.kinds.switches.get(base)
-        given = ""
-        if switch is not None:
-            own = [each not in whole.kinds.off for each in made if whole.kinds.classes[each] is base]
-            told = when([each not in whole.kinds.off for each in made]) if len(own) == len(made) else None
-            given = f"{switch.word}={told or function not in whole.kinds.off}"
-        column.append(f"{base.name}({given})")
+    classes, off = whole.kinds.classes, whole.kinds.off
+    one = len({classes[function] for function in made}) == 1
+    told = when([function not in off for function in made]) if one and off else ""
+    texts: dict[Function, str] = {}
+    for function in dict.fromkeys(made):
+        switch = whole.kinds.switches.get(classes[function])
+        given = f"{switch.word}={told or function not in off}" if switch else ""
+        texts[function] = f"{classes[function].name}({given})"
+    column = [texts[function] for function in made]
     text = choice(column)
     return f"[{text} for {'i' if re.search(r'[(= ]i ', text) else '_'} in range({len(calls)})]"
 
