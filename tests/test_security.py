@@ -98,35 +98,34 @@ SYNTAX = {
     "Add", "And", "AnnAssign", "Assign", "Attribute", "BinOp", "BitAnd", "BitOr", "BoolOp", "Call", "ClassDef",
     "Compare", "Constant", "Dict", "DictComp", "Div", "Eq", "Expr", "FloorDiv", "For", "FormattedValue", "FunctionDef",
     "GeneratorExp", "Gt", "GtE", "If", "IfExp", "Import", "ImportFrom", "In", "Invert", "Is", "IsNot", "JoinedStr",
-    "List", "ListComp", "Load", "Lt", "MatMult", "Module", "Mult", "Name", "Not", "NotEq", "Or", "Pow", "Raise",
-    "Return", "Slice", "Starred", "Store", "Sub", "Subscript", "Tuple", "USub", "UnaryOp", "With", "alias", "arg",
-    "arguments", "comprehension", "keyword", "withitem",
+    "List", "ListComp", "Load", "Lt", "MatMult", "Mod", "Module", "Mult", "Name", "Not", "NotEq", "NotIn", "Or", "Pow",
+    "Raise", "Return", "SetComp", "Slice", "Starred", "Store", "Sub", "Subscript", "Tuple", "USub", "UnaryOp", "With",
+    "alias", "arg", "arguments", "comprehension", "keyword", "withitem",
 }  # fmt: skip
 IMPORTS = {
-    "__future__": {"annotations"}, "collections.abc": {"Callable", "Iterable"}, "functools": {"partial"}, "math": None,
-    "pathlib": {"Path"}, "re": None, "safetensors": {"safe_open"}, "torch": {"Tensor", "nn"},
-    "torch.nn.functional": None, "typing": {"Any", "NamedTuple"},
+    "dataclasses": {"dataclass"}, "functools": {"partial"}, "math": None, "pathlib": {"Path"},
+    "safetensors.torch": {"load_file"}, "torch": {"Tensor", "nn"}, "torch.nn.functional": None,
+    "torch.utils.checkpoint": {"checkpoint"}, "typing": {"Any", "Self"},
 }  # fmt: skip
 CALLED = {
     "FileNotFoundError", "KeyError", "Path", "ValueError", "any", "dict", "float", "hasattr", "isinstance", "len",
-    "max", "partial", "range", "safe_open", "set", "sorted", "super", "tuple", "zip",
+    "enumerate", "load_file", "max", "partial", "range", "set", "sorted", "sum", "super", "tuple", "zip",
 }  # fmt: skip
 # Of the modules, what is reached: torch has os and sys among its attributes.
 REACHED = {
     "torch": {
-        "Tensor", "arange", "cat", "device", "dtype", "empty", "equal", "expm1", "float32", "minimum", "no_grad",
-        "ones_like", "split", "sigmoid", "stack", "tanh", "tensor", "where", "zeros_like",
+        "Tensor", "arange", "cat", "device", "dtype", "empty", "equal", "expm1", "export", "float32", "minimum",
+        "no_grad", "ones_like", "split", "sigmoid", "stack", "tanh", "tensor", "where", "zeros_like",
     },
     "nn": {"Embedding", "LayerNorm", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm", "init"},
     "F": {
         "cross_entropy", "gelu", "layer_norm", "pad", "relu", "rms_norm", "scaled_dot_product_attention", "silu",
         "softmax", "softplus",
     },
-    "re": {"compile", "escape", "fullmatch"},
     "math": {"ceil", "expm1", "log", "log2", "pi"},
 }  # fmt: skip
 METHODS_REFUSED = {
-    "apply", "apply_", "load_state_dict", "map_", "numpy", "open", "register_forward_hook", "save", "storage", "tofile",
+    "apply", "apply_", "load", "map_", "numpy", "open", "register_forward_hook", "save", "storage", "tofile",
     "unlink", "write_bytes", "write_text",
 }  # fmt: skip
 
@@ -159,7 +158,7 @@ def strange(source: str) -> list[str]:
                 pass
         if isinstance(n, ast.Attribute) and n.attr.startswith("_"):
             bare = isinstance(n.value, ast.Call) and isinstance(n.value.func, ast.Name) and n.value.func.id == "super"
-            found += [] if n.attr == "__init__" and bare else [f".{n.attr}"]
+            found += [] if n.attr in ("__init__", "_apply") and bare else [f".{n.attr}"]
     return found
 
 

@@ -28,6 +28,7 @@ from blockc.ir.walk import before, inline, layers, parameters
 __all__ = [
     "Array", "Arrays", "B", "Call", "Carried", "Dim", "Dtype", "Fact", "Function", "GraphError", "Grows", "Input",
     "Interner", "Loop", "M", "Node", "OnnxBuilder", "OnnxValue", "Op", "Operand", "P", "Param", "S", "Sample", "Sides",
-    "State", "T", "TokenAxes", "Type", "Value", "apply", "before", "called", "dim", "expect", "functions", "inline", "is_call",
-    "is_past", "layers", "node", "parameters", "period", "product", "render", "roll", "symbol", "tensor", "transform",
+    "State", "T", "TokenAxes", "Type", "Value", "apply", "before", "called", "dim", "expect", "functions", "inline",
+    "is_call", "is_past", "layers", "node", "parameters", "period", "product", "render", "roll", "symbol", "tensor",
+    "transform",
 ]  # fmt: skip

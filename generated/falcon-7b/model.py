@@ -281,5 +281,5 @@ def unpacked(
         if tensor.shape != shape:
             raise ValueError(f"checkpoint: {name.format(i=i)} is {tuple(tensor.shape)}, wanted {shape}")
         parts = tensor.unflatten(0, (groups, -1)).split([size // groups for size in sizes], dim=1)
-        state |= {target: part.flatten(0, 1).contiguous() for target, part in zip(targets, parts, strict=True)}
+        state.update({target: part.flatten(0, 1).contiguous() for target, part in zip(targets, parts, strict=True)})
     return state
