@@ -279,15 +279,14 @@ class Body:
 
 def _logits(root: Function) -> Iterator[Node]:
     """The matrix that makes the logits, and what is done to them after it."""
-    value, found = dict(root.outputs).get(LOGITS), list[Node]()
-    while value is not None:
+    value, found = root.output(LOGITS), list[Node]()
+    while True:
         found.insert(0, value.node)
         if isinstance(value.node.op, Linear):
             return iter(found)
         if len(value.node.inputs) != 1 or is_call(value.node):
             return iter(())
         value = value.node.inputs[0]
-    return iter(())
 
 
 def _inlined(function: Function) -> dict[Node, Node]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from blockc.ir import Function, is_call
+from blockc.basics.floats import INTEGERS
+from blockc.ir import Function, is_call, parameters
 from blockc.layouts import layout
 from blockc.weights.rules import Pattern, Patterns, group_sizes, patterns
 
@@ -23,6 +24,7 @@ class Loading:
     ignored: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     layers: int = 1
+    integers: bool = False  # whether some of what is read are no floats, which stay as they are
     template: str = "torch/load.j2"
 
     @property
@@ -34,10 +36,11 @@ class Loading:
 
 def loading(checkpoint: str | None, function: Function) -> Loading:
     """For the layout named `checkpoint`. Raises LayoutError where that does not fit the function's parameters."""
+    integers = any(param.dtype in INTEGERS for param in parameters(function).values())
     if checkpoint is None:
         tied = dict(ties(function))
         helpers = ("open_tensors", *(["without_tied"] if tied else []), "renamed")
-        return Loading("own", "", helpers, "under the names of its parameters", tied=tied)
+        return Loading("own", "", helpers, "under the names of its parameters", tied=tied, integers=integers)
     depth = sum(is_call(n) for n in function.nodes)
     held = patterns(layout(checkpoint), function, group_sizes(function))
     packed = any(len(p.targets) > 1 or p.groups > 1 or p.transpose for p in held)
@@ -56,6 +59,7 @@ def loading(checkpoint: str | None, function: Function) -> Loading:
         tuple(held.ignored),
         prefixes,
         depth,
+        integers,
     )
 
 

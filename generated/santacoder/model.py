@@ -269,10 +269,13 @@ def unpacked(
         (targets, groups, transposed), tensor = rows[name], tensors[name.format(i=i)]
         targets = [target.format(i=i) for target in targets]
         tensor = tensor.T if transposed and tensor.dim() == 2 else tensor
-        sizes = [like[target].shape[0] for target in targets]
-        shape = (sum(sizes), *like[targets[0]].shape[1:])
+        shapes = [tuple(like[target].shape) for target in targets]
+        shape = (sum(each[0] for each in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
         if tensor.shape != shape:
             raise ValueError(f"checkpoint: {name.format(i=i)} is {tuple(tensor.shape)}, wanted {shape}")
-        parts = tensor.unflatten(0, (groups, -1)).split([size // groups for size in sizes], dim=1)
-        state.update({target: part.flatten(0, 1).contiguous() for target, part in zip(targets, parts, strict=True)})
+        parts = [tensor]
+        if len(shapes) > 1:
+            parts = tensor.unflatten(0, (groups, -1)).split([each[0] // groups for each in shapes], dim=1)
+            parts = [part.flatten(0, 1) for part in parts]
+        state.update({target: part.contiguous() for target, part in zip(targets, parts, strict=True)})
     return state
