@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import subprocess
 import sys
@@ -26,6 +27,8 @@ CONVERSATIONS = (
     [{"role": "system", "content": " Be brief. "}, USER],
     [USER, {"role": "assistant", "content": "<think>hm</think>\n\nNobody. "}, {"role": "user", "content": "Sure? 語"}],
 )
+
+ROOT = Path(__file__).parent.parent
 
 
 def rendered(folder: Path, text: str, messages: list[dict[str, str]]) -> str:
@@ -70,14 +73,35 @@ WHY = r"would make a text, a list or a number beyond 1,000,000|takes more than|w
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_template_that_takes_memory_or_time_is_refused(text: str, tmp_path: Path) -> None:
-    """Within a bound of memory and of a processor's time, which another process's load does not change."""
+    """Within a bound of a processor's time, which another process's load does not change."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with pytest.raises(SessionError, match=f"the chat template cannot be used: .*({WHY})") as caught:
         rendered(tmp_path, HOSTILE[text], [USER])
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert len(str(caught.value)) < 300
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < chat.MAX_SECONDS + 2
-    assert after.ru_maxrss <= max(before.ru_maxrss, chat.MAX_MEMORY >> 10)  # of the largest child so far, in KiB
+
+
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from types import SimpleNamespace
+from blockc.runtime import SessionError, chat
+try:
+    chat.rendered(Path(sys.argv[1]), SimpleNamespace(special={}), [{"role": "user", "content": "hi"}])
+except SessionError as error:
+    print(error, file=sys.stderr)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+@pytest.mark.parametrize("text", ["doubling a list", "join", "wrapping"])
+def test_a_template_has_no_more_memory_than_its_bound(text: str, tmp_path: Path) -> None:
+    """Asked of a process that has no other children, and is small itself: a child begins as a copy of its parent."""
+    (tmp_path / "chat_template.jinja").write_text(HOSTILE[text])
+    done = subprocess.run([sys.executable, "-c", MEASURED, str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
+    assert re.search(WHY, done.stderr), done.stderr
+    assert 0 < int(done.stdout) <= chat.MAX_MEMORY >> 10  # KiB
 
 
 def test_the_sandbox_alone_refuses_a_length_by_number() -> None:
