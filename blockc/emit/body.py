@@ -42,7 +42,7 @@ class Body:
         self.function, self.plan, self.root = function, plan, function is plan.root
         self.names: dict[Value, str] = {n[0]: n.name for n in function.inputs}
         self.taken = {*self.names.values(), *_RESERVED, *plan.helpers}
-        self.pasts = [n[0] for n in function.inputs if is_past(n)]
+        self.pasts = dict.fromkeys(n[0] for n in function.inputs if is_past(n))
         self.names |= {value: f"past[{i}]" for i, value in enumerate(self.pasts)}
         self.layers: tuple[Node, ...] = layers(function) if self.root else ()
         self.stateful = [n for n in self.layers if any(v in self.pasts for v in n.inputs)]
@@ -169,7 +169,7 @@ class Body:
         return [n for n in self.function.nodes if is_call(n) and self.plan.past(called(n))]
 
     def _past(self, pasts: Sequence[Value]) -> str:
-        if list(pasts) == self.pasts:
+        if list(pasts) == list(self.pasts):
             return "past"
         given = _tuple([self[value] for value in pasts])
         return given if self.plan.carried else f"past and {given}"

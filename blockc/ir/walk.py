@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from blockc.ir.call import called, is_call
 from blockc.ir.nodes import Function, Node, Value
@@ -29,7 +30,12 @@ def before(nodes: Iterable[Node]) -> set[Node]:
 
 def parameters(function: Function) -> dict[str, Param]:
     """Every parameter by its full path, a tied one once, in the order of first use."""
-    return dict(_parameters(function, ""))
+    if function not in _KNOWN:
+        _KNOWN[function] = dict(_parameters(function, ""))
+    return dict(_KNOWN[function])
+
+
+_KNOWN: WeakKeyDictionary[Function, dict[str, Param]] = WeakKeyDictionary()
 
 
 def _parameters(function: Function, prefix: str) -> Iterator[tuple[str, Param]]:
