@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -378,6 +380,19 @@ def test_watching_sees_every_value_by_its_path() -> None:
     interp.run(made.function, inputs, random_parameters(made.function, 1), lambda name, a: seen.update({name: a.shape}))
     assert {n[i].name for n in inline(made.function).nodes for i in range(len(n.types))} <= seen.keys()
     assert seen["layers.1.attention.mixed"][2] == 5
+
+
+def test_a_graph_goes_with_its_model() -> None:
+    """What is worked out once for all graphs keeps none of them."""
+
+    def made() -> list[weakref.ref[Function]]:
+        model = compiled(load(SPECS / "gemma3-1b.yaml"))
+        assert parameters(model.served) and parameters(model.graph)
+        return [weakref.ref(each) for root in (model.served, model.function) for each in functions(root)]
+
+    kept = made()
+    gc.collect()
+    assert len(kept) > 4 and not any(each() for each in kept)
 
 
 # Rooms: each imports only from those before it

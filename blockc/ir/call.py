@@ -35,6 +35,10 @@ class Call(Op):
     def output_names(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.function.output_names
 
+    def inferred(self, *args: Type) -> tuple[Type, ...]:
+        """Not kept for later: that would keep the function."""
+        return self.infer(*args)
+
     def infer(self, *args: Type) -> tuple[Type, ...]:
         wanted = self.function.inputs
         if len(args) != len(wanted):

@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from blockc.ir.op import Op
 from blockc.ir.types import GraphError, Param, Type
@@ -55,7 +55,7 @@ class Node:
     @cached_property
     def types(self) -> tuple[Type, ...]:
         try:
-            return _inferred(self.op, tuple(value.type for value in self.inputs))
+            return self.op.inferred(*(value.type for value in self.inputs))
         except GraphError as error:
             raise GraphError(
                 f"{self.name}: {error}", error.place or self.place, expected=error.expected, got=error.got
@@ -75,12 +75,6 @@ class Node:
         return Node(
             op or self.op, self.inputs if inputs is None else inputs, name or self.name, self.params, self.place
         )
-
-
-@lru_cache(maxsize=1 << 16)
-def _inferred(op: Op, types: tuple[Type, ...]) -> tuple[Type, ...]:
-    """What an op gives of operands of these types. Equal layers ask again and again."""
-    return op.infer(*types)
 
 
 def node(op: Op, *inputs: Value, name: str, params: Sequence[Param] | None = None, place: Place | None = None) -> Node:

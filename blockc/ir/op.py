@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
 from numpy.typing import NDArray
@@ -133,6 +134,10 @@ class Op:
     def infer(self, *args: Type) -> tuple[Type, ...]:
         raise NotImplementedError
 
+    def inferred(self, *args: Type) -> tuple[Type, ...]:
+        """`infer`, worked out once for equal ops: equal layers ask again and again."""
+        return _inferred(self, args)
+
     def params(self) -> tuple[Param, ...]:
         return ()
 
@@ -219,6 +224,11 @@ class Op:
     @staticmethod
     def samples() -> tuple[Sample, ...]:
         raise NotImplementedError
+
+
+@lru_cache(maxsize=1 << 16)
+def _inferred(op: Op, types: tuple[Type, ...]) -> tuple[Type, ...]:
+    return op.infer(*types)
 
 
 def expect(holds: bool, what: str, expected: object, got: object) -> None:
