@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from blockc.graph.contract import IDS, LOGITS, MASK
-from blockc.ir import Function, Node, Value, apply
+from blockc.ir import Function, Node, Value, apply, before
 from blockc.ops import LastIndex, QueryPositions, TakeToken
 
 
@@ -23,14 +23,8 @@ def last_token(function: Function) -> Function:
 
 
 def _reached(values: list[Value]) -> set[Node]:
-    seen: set[Node] = set()
-    todo = [value.node for value in values]
-    while todo:
-        n = todo.pop()
-        if n not in seen:
-            seen.add(n)
-            todo.extend(value.node for value in n.inputs)
-    return seen
+    nodes = {value.node for value in values}
+    return nodes | before(nodes)
 
 
 class _Pick:
