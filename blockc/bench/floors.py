@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from blockc.basics.floats import BYTES, Dtype
+from blockc.basics.floats import Dtype, stored_as
 from blockc.graph.target import Target
 from blockc.ir import Function, Node
 from blockc.ops import Embed, Linear
@@ -35,7 +35,7 @@ class Work:
     def weights(self) -> int:
         """Bytes of the parameters that a step reads whole."""
         read = {param for n in self._served.nodes if not isinstance(n.op, Embed) for param in n.params}
-        return sum(param.size for param in read) * BYTES[self.dtype]
+        return sum(param.size * stored_as(param.dtype, self.dtype).bytes for param in read)
 
     def cache(self, context: int) -> int:
         """Bytes of keys and values that a step reads after `context` tokens: no more than a window sees."""
