@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +25,19 @@ from blockc.ir import (
     Arrays,
     Function,
     GraphError,
+    Input,
     Node,
     OnnxBuilder,
     OnnxValue,
     Op,
     Param,
+    S,
     TokenAxes,
     Type,
     Value,
     node,
     parameters,
+    tensor,
     transform,
 )
 from blockc.ir.derive import (
@@ -55,7 +59,7 @@ from blockc.pipeline.compiled import Compiled
 from blockc.proof import prove
 from blockc.proof.runners import load_module
 from blockc.weights.checkpoint import open_checkpoint
-from blockc.weights.plan import DATA, link, plan, write
+from blockc.weights.plan import DATA, joined_references, link, packed_references, plan, write
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules, unpack
 from tests.checkpoints import rules_of, save, tensors, twin
 
@@ -402,6 +406,25 @@ def test_what_something_is_computed_from_must_be_finite_too(tmp_path: Path, also
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("others", [("b.weight",), ("a.weight", "b.weight")], ids=["of another", "of itself too"])
+def test_what_is_derived_may_bear_the_name_of_a_parameter(others: tuple[str, ...]) -> None:
+    """It then has that name's place in the data file, as long as it is, and whoever it is made from has none."""
+    x = Node(Input(tensor("float", 2, S, 8)), (), "x")
+    a, b = (node(Linear(8, 4, False), x[0], name=name) for name in "ab")
+    before = Function("Model", (x,), (("a", a[0]), ("b", b[0])))
+    join = Join(others)
+    weight = join.param("a.weight", *(parameters(before)[path] for path in others))
+    wide = node(Linear(8, weight.shape[0], False), x[0], name="a", params=[weight])
+    after = replace(before, outputs=(("a", wide[0]),))
+    passed = made(before, lambda function: Passed(after, {"a.weight": join}))
+    placed = packed_references(parameters(before), "fp32", passed)
+    found = placed | joined_references(placed, passed)
+    assert {path: each.shape for path, each in found.items() if path in parameters(after)} == {"a.weight": weight.shape}
+    assert found["a.weight"].length == 4 * weight.size
+    ends = sorted((each.offset, each.offset + each.length) for each in placed.values())
+    assert all(end <= start for (_, end), (start, _) in pairwise(ends))
+
+
 # Parameters of other types
 
 
@@ -439,7 +462,15 @@ class Whiten(Op):
         return TokenAxes((1,), (1,))
 
 
-def whitened(name: str = "block-4x4") -> Compiled:
+@dataclass(frozen=True)
+class Exact(Whiten):
+    """Whiten, whose numbers are fp32 in a model of any float type."""
+
+    def params(self) -> tuple[Param, ...]:
+        return tuple(replace(param, dtype="float32") if param.dtype == "float" else param for param in super().params())
+
+
+def whitened(name: str = "block-4x4", op: type[Whiten] = Whiten) -> Compiled:
     """A twin with numbers that are not learned before its head."""
 
     def rule(n: Node, inputs: tuple[Value, ...]) -> Node | None:
@@ -447,7 +478,7 @@ def whitened(name: str = "block-4x4") -> Compiled:
             return None
         width = inputs[0].type.shape[2].value
         assert width is not None
-        return n.remade(inputs=(node(Whiten(width), inputs[0], name="whiten")[0],))
+        return n.remade(inputs=(node(op(width), inputs[0], name="whiten")[0],))
 
     model = twin(name)
     return replace(model, function=transform(model.function, rule))
@@ -515,6 +546,26 @@ def test_a_checkpoint_holds_what_is_not_learned(mode: str, tmp_path: Path) -> No
         plan(model.function, open_checkpoint(save(path, given)), None, mode, "fp16")
 
 
+@pytest.mark.parametrize("mode", ["pack", "link"])
+def test_a_number_must_fit_the_type_that_it_is_stored_in(mode: str, tmp_path: Path) -> None:
+    """Which in a model of halves is fp32 where the graph says so."""
+    for op, fits in ((Exact, True), (Whiten, False)):
+        model, folder = whitened(op=op), folder_of(tmp_path / op.__name__)
+        given = random_parameters(model.function, 3) | {"whiten.num_batches_tracked": np.array(1)}
+        given["whiten.running_var"] = np.full_like(given["whiten.running_var"], 1e6)
+        path = save(folder / "model.safetensors", given, words={"whiten.num_batches_tracked": "I64"})
+        made = plan(model.function, open_checkpoint(path), None, mode, "fp16")
+        if not fits:
+            with pytest.raises(CheckpointError, match=r"too large: whiten.running_var holds 1e\+06, and fp16 ends"):
+                write(made, folder / DATA)
+            continue
+        write(made, folder / DATA)
+        held = made.references["whiten.running_var"]
+        assert held.word == "F32"
+        stored = np.fromfile(folder / held.location, "<f4", held.length // 4, offset=held.offset)
+        np.testing.assert_array_equal(stored, given["whiten.running_var"])
+
+
 def folder_of(path: Path) -> Path:
-    (path / "out").mkdir()
+    (path / "out").mkdir(parents=True)
     return path / "out"

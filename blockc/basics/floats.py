@@ -57,9 +57,14 @@ INTEGERS: Mapping[str, Number] = {  # by the graph's own words
 }
 
 
+def float_of(dtype: str, own: Dtype) -> Dtype:
+    """Which float type a graph's float dtype is, in a model that computes in `own`."""
+    return "fp32" if dtype == "float32" else own
+
+
 def stored_as(dtype: str, own: Dtype) -> Number:
     """What a graph's dtype is stored as, in a model that computes in `own`."""
-    return INTEGERS[dtype] if dtype in INTEGERS else FLOATS["fp32" if dtype == "float32" else own]
+    return INTEGERS[dtype] if dtype in INTEGERS else FLOATS[float_of(dtype, own)]
 
 
 # Bytes of one number.

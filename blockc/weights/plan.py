@@ -24,7 +24,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 
 from blockc.basics.errors import CheckpointError, listed
-from blockc.basics.floats import FLOATS, INTEGERS, Dtype, stored_as
+from blockc.basics.floats import FLOATS, INTEGERS, Dtype, float_of, stored_as
 from blockc.basics.progress import Progress, silent
 from blockc.ir import Array, Function, Param, parameters
 from blockc.ir.derive import Derivations, Join, Passed
@@ -125,7 +125,8 @@ def packed_references(params: Mapping[str, Param], dtype: Dtype, made: Passed) -
     held, laid, unread = parameters(made.function), _laid(made), _unread(made)
     leads = {parts[0]: parts for parts in laid.values()}
     inner = {path for parts in laid.values() for path in parts[1:]}
-    runs = [leads.get(path, (path,)) for path in params if path not in inner and path not in unread]
+    left_out = {*inner, *unread, *made.derived}
+    runs = [leads.get(path, (path,)) for path in params if path not in left_out]
     sizes = {**params, **{path: held[path] for path in made.derived}}
     placed: dict[str, Reference] = {}
     end = 0
@@ -150,13 +151,18 @@ def joined_references(placed: Mapping[str, Reference], made: Passed) -> dict[str
 
 
 def _laid(made: Passed) -> dict[str, tuple[str, ...]]:
-    """The parts of each joined parameter, of which none is laid beside others already."""
+    """The parts of each joined parameter, of which none is laid beside others already.
+
+    Each part lies there as itself, so none may bear the name of what is derived: that one is computed.
+    """
     found: dict[str, tuple[str, ...]] = {}
+    taken: set[str] = set()
     for path, derivation in made.derived.items():
         parts = derivation.lies if isinstance(derivation, Join) else ()
-        taken = {part for each in found.values() for part in each}
-        if parts and taken.isdisjoint(parts) and len(set(parts)) == len(parts):
+        apart = taken.isdisjoint(parts) and made.derived.keys().isdisjoint(parts)
+        if parts and apart and len(set(parts)) == len(parts):
             found[path] = parts
+            taken.update(parts)
     return found
 
 
@@ -309,9 +315,9 @@ def write(plan: Plan, path: Path, digests: dict[str, str] | None = None, progres
         looked = readers.map(partial(_looked_at, digest=digests is not None), plan.linked.values())
         for count, (param, (peak, digest)) in enumerate(zip(plan.linked, looked, strict=True)):
             progress("reading weights", count, len(plan.linked))
-            name = plan.sources[param].name
-            if plan.sources[param].rule.dtype not in INTEGERS:
-                _check(name, peak, plan.dtype, bad)
+            name, dtype = plan.sources[param].name, plan.params[param].dtype
+            if dtype not in INTEGERS:
+                _check(name, peak, float_of(dtype, plan.dtype), bad)
             if digests is not None:
                 digests[name] = digest
     written = _write_packed(plan, path, bad, progress) if plan.packed else None
@@ -344,7 +350,7 @@ def _write_packed(plan: Plan, path: Path, bad: dict[str, str], progress: Progres
                 pieces = _pieces(plan.sources[param], plan.dtype)
             for piece in pieces:
                 if dtype not in INTEGERS:
-                    _check(name, largest(piece), plan.dtype, bad)
+                    _check(name, largest(piece), float_of(dtype, plan.dtype), bad)
                 data.put(_stored(piece, dtype, plan.dtype).reshape(-1).view(np.uint8).data)
                 progress("packing weights", data.end, whole)
     return Written(data.end, data.digest.hexdigest())
@@ -363,7 +369,7 @@ def _stored(piece: Array, dtype: str, own: Dtype) -> Array:
     """Numbers of a graph's dtype as they are stored in a model of the float type `own`."""
     if dtype in INTEGERS:
         return np.ascontiguousarray(piece, INTEGERS[dtype].numpy)
-    return narrowed(piece, "fp32" if dtype == "float32" else own)
+    return narrowed(piece, float_of(dtype, own))
 
 
 def _pieces(source: Source, dtype: Dtype) -> Iterator[Array]:
