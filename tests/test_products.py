@@ -66,6 +66,18 @@ def test_verify_makes_the_files_of_products_anew(name: str, weights: Path, tmp_p
     assert api.verify(out).outdated == (name,)
 
 
+def test_verify_finds_a_file_of_a_product_that_was_not_built(weights: Path, tmp_path: Path) -> None:
+    from blockc.products.folder import digest
+
+    out = tmp_path / "out"
+    api.build(twin("llama3-8b"), out, proof=False, weights=weights, products=["genai"])
+    (out / "card.json").write_text("{}")
+    said = json.loads((out / "manifest.json").read_text())
+    said["files"]["card.json"] = digest(b"{}")
+    (out / "manifest.json").write_text(json.dumps(said))
+    assert api.verify(out).outdated == ("card.json",)
+
+
 def test_what_one_of_them_does_not_take_refuses_both(weights: Path, tmp_path: Path) -> None:
     target = Target(dtype="fp16", logits=5)
     with pytest.raises(api.ProductError) as refused:
@@ -83,6 +95,22 @@ def test_unlike_files_of_one_name_are_refused(weights: Path, tmp_path: Path) -> 
     with pytest.raises(api.ProductError, match="a card reader and another reader want unlike files card.json"):
         together([CARD, other], beside)
     assert together([CARD, replace(CARD, name="same")], beside).keys() == {"card.json"}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("generation_config.json", "a card reader wants another generation_config.json than the checkpoint's"),
+        ("other.json", "a card reader: makes a file other.json, which is none of its names"),
+    ],
+)
+def test_a_product_makes_its_own_files_alone(
+    name: str, why: str, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry.PRODUCTS, "card", replace(CARD, files=lambda beside: {name: b"{}"}))
+    with pytest.raises(api.ProductError, match=why):
+        api.build(twin("llama3-8b"), tmp_path / "out", proof=False, weights=weights, products=["card"])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_product_that_is_not_there_is_named(weights: Path) -> None:

@@ -298,14 +298,16 @@ def _misstated(manifest: Manifest, model: Compiled, onnx: bytes) -> list[str]:
 
 
 def _unlike_products(folder: Path, manifest: Manifest, model: Compiled) -> list[str]:
-    """The files of products that are not those which spec and companions give now."""
-    held = {name: bounded(folder / name, MAX_COMPANION) for name in manifest.files if name in COMPANIONS}
+    """The files of products that are not those which spec and companions give now, and those of products not built."""
+    companions = {name: bounded(folder / name, MAX_COMPANION) for name in manifest.files if name in COMPANIONS}
     products = chosen(manifest.products, PRODUCTS)
     try:
-        made = together(products, beside(model, manifest.target, held))
+        made = together(products, beside(model, manifest.target, companions))
     except ProductError:
         return [f"{MANIFEST}: products"]
-    return [name for name, data in made.items() if digest(data) != manifest.files.get(name)]
+    wanted = {name: digest(data) for name, data in made.items()}
+    held = manifest.files.keys() & frozenset[str]().union(*(product.names for product in PRODUCTS.values()))
+    return [name for name in sorted(wanted.keys() | held) if wanted.get(name) != manifest.files.get(name)]
 
 
 def _changed_weights(folder: Path, manifest: Manifest) -> list[str]:

@@ -15,6 +15,7 @@ from blockc.graph.contract import Contract
 from blockc.graph.target import Target
 from blockc.ir import Sides
 from blockc.language.spec import Spec
+from blockc.weights.companions import COMPANIONS
 
 
 class ProductError(BlockcError):
@@ -53,13 +54,19 @@ class Product:
 
 
 def together(products: Sequence[Product], beside: Beside) -> dict[str, bytes]:
-    """The files of all products. Raises ProductError where one does not take the graph, or two make unlike files."""
+    """The files of all products. Raises ProductError where one does not take the graph, or makes a file that is none of
+    its `names`, or one that is unlike another product's or the checkpoint's.
+    """
     made: dict[str, bytes] = {}
     of: dict[str, Product] = {}
     if reasons := [f"{each.runtime}: {why}" for each in products if (why := each.requires(beside.target))]:
         raise ProductError("; ".join(reasons))
     for product in products:
         for name, data in product.files(beside).items():
+            if name not in product.names and name not in COMPANIONS:
+                raise ProductError(f"{product.runtime}: makes a file {name}, which is none of its names")
+            if beside.companions.get(name, data) != data:
+                raise ProductError(f"{product.runtime} wants another {name} than the checkpoint's: put that there")
             if made.setdefault(name, data) != data:
                 first = of[name].runtime
                 raise ProductError(f"{first} and {product.runtime} want unlike files {name}: build each by itself")
