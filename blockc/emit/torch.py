@@ -128,6 +128,7 @@ def emit(function: Function, *, name: str, summary: str, load: Loading, init: fl
     body = Body(root, whole)
     classes = [_class(f, whole) for f in _written(whole)]
     listed = bool(layers(root))
+    tied = list(ties(root))
     constants = [Constant(f"{n.name}_{each[0]}", _by_hand(each[1])) for n in root.nodes if (each := n.op.constant())]
     return (
         _environment()
@@ -136,14 +137,14 @@ def emit(function: Function, *, name: str, summary: str, load: Loading, init: fl
             name=name,
             summary=summary,
             total=sum(param.learned for param in parameters(function).values()),
-            imports=_imports([*helpers, *load.helpers], listed, bool(constants)),
+            imports=_imports([*helpers, *load.helpers], listed, bool(tied or constants)),
             helpers=[_definition(helper) for helper in helpers],
             classes=classes,
             root=Class(
                 "Model", summary, tuple(_declarations(root, whole)), tuple(body.statements), body[root.output(LOGITS)]
             ),
             table=next(param.name for param in root.own_params),
-            ties=list(ties(root)),
+            ties=tied,
             constants=constants,
             cached=bool(serves.held),
             keeps=body.keeps,
@@ -333,13 +334,13 @@ def _definition(name: str) -> str:
     return _helper(name)[1]
 
 
-def _imports(helpers: Sequence[str], listed: bool, constants: bool) -> Imports:
-    """What the helpers import beside torch, which every model imports, and the model itself."""
+def _imports(helpers: Sequence[str], listed: bool, moved: bool) -> Imports:
+    """What the helpers import beside torch, and the model itself, which `moved` says to have an _apply of its own."""
     lines = {line for helper in helpers for line in _helper(helper)[0] if " torch" not in line}
     parts: dict[str, set[str]] = {"typing": {"Self"}, "dataclasses": {"dataclass"}, "pathlib": {"Path"}}
     if listed:
         parts["functools"] = {"partial"}
-    if constants:
+    if moved:
         parts["typing"].add("Any")
     for line in lines:
         if line.startswith("from "):

@@ -150,8 +150,8 @@ class Model(nn.Module):
         x = self.final_norm(x)  # (B, S, 4)
         logits = self.head(x[:, -logits_to_keep:])  # (B, S, 16)
         loss = None
-        if labels is not None:  # in fp32; a label of -100 does not count
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        if labels is not None:  # of the logits that are kept, in fp32; a label of -100 does not count
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, -logits.shape[1] :][:, 1:].flatten())
         return Output(logits, tuple(present) if use_cache else None, loss)
 
     @torch.no_grad()

@@ -173,12 +173,12 @@ class Model(nn.Module):
         x = self.final_norm(x)  # (B, S, 4544)
         logits = self.head(x[:, -logits_to_keep:])  # (B, S, 65024)
         loss = None
-        if labels is not None:  # in fp32; a label of -100 does not count
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        if labels is not None:  # of the logits that are kept, in fp32; a label of -100 does not count
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, -logits.shape[1] :][:, 1:].flatten())
         return Output(logits, tuple(present) if use_cache else None, loss)
 
     def tie_weights(self) -> None:
-        """One tensor where there are two names: what is moved or made anew may come apart."""
+        """Both names stand for one tensor again, where something gave each its own."""
         self.head.weight = self.embedding.weight
 
     def reset_constants(self) -> None:
@@ -187,8 +187,11 @@ class Model(nn.Module):
             self.rotary_frequencies = rotary_frequencies(10000.0, pairs=32, over=64)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        tied = self.head.weight is self.embedding.weight
         super()._apply(*args, **kwargs)
-        self.reset_constants()  # what stands behind to, to_empty, half and their like may have changed them
+        if tied and self.head.weight is not self.embedding.weight:  # a move may give each name a tensor of its own
+            self.tie_weights()
+        self.reset_constants()  # a move may have rounded them, or left them empty
         return self
 
     @torch.no_grad()
@@ -210,8 +213,9 @@ class Model(nn.Module):
         tensors = without_tied(tensors, TIED)
         tensors = renamed(tensors, {name: name for name in CHECKPOINT}, [], layers=32)
         tensors = unpacked(tensors, model.state_dict(), CHECKPOINT, layers=32)
+        tensors = {name: t.to(device, dtype, copy=True) for name, t in tensors.items()}
         tensors["head.weight"] = tensors["embedding.weight"]
-        model.load_state_dict({name: t.to(device, dtype, copy=True) for name, t in tensors.items()}, assign=True)
+        model.load_state_dict(tensors, assign=True)
         model.tie_weights()
         model.reset_constants()
         return model

@@ -177,8 +177,8 @@ class Model(nn.Module):
         x = self.final_norm(x)  # (B, S, 4096)
         logits = self.head(x[:, -logits_to_keep:])  # (B, S, 92544)
         loss = None
-        if labels is not None:  # in fp32; a label of -100 does not count
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        if labels is not None:  # of the logits that are kept, in fp32; a label of -100 does not count
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, -logits.shape[1] :][:, 1:].flatten())
         return Output(logits, tuple(present) if use_cache else None, loss)
 
     def reset_constants(self) -> None:
@@ -188,7 +188,7 @@ class Model(nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         super()._apply(*args, **kwargs)
-        self.reset_constants()  # what stands behind to, to_empty, half and their like may have changed them
+        self.reset_constants()  # a move may have rounded them, or left them empty
         return self
 
     @torch.no_grad()

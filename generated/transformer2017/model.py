@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -161,13 +161,20 @@ class Model(nn.Module):
             present.append(cached)
         logits = self.head(x[:, -logits_to_keep:])  # (B, S, 37000)
         loss = None
-        if labels is not None:  # in fp32; a label of -100 does not count
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        if labels is not None:  # of the logits that are kept, in fp32; a label of -100 does not count
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, -logits.shape[1] :][:, 1:].flatten())
         return Output(logits, tuple(present) if use_cache else None, loss)
 
     def tie_weights(self) -> None:
-        """One tensor where there are two names: what is moved or made anew may come apart."""
+        """Both names stand for one tensor again, where something gave each its own."""
         self.head.weight = self.embedding.weight
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        tied = self.head.weight is self.embedding.weight
+        super()._apply(*args, **kwargs)
+        if tied and self.head.weight is not self.embedding.weight:  # a move may give each name a tensor of its own
+            self.tie_weights()
+        return self
 
     @torch.no_grad()
     def init_weights(self, std: float = 0.02) -> None:
@@ -190,8 +197,9 @@ class Model(nn.Module):
         tensors = without_tied(tensors, {"head.weight": "embedding.weight"})
         names = model.state_dict().keys() - ["head.weight"]
         tensors = renamed(tensors, {name: name for name in names}, [], layers=1)
+        tensors = {name: t.to(device, dtype, copy=True) for name, t in tensors.items()}
         tensors["head.weight"] = tensors["embedding.weight"]
-        model.load_state_dict({name: t.to(device, dtype, copy=True) for name, t in tensors.items()}, assign=True)
+        model.load_state_dict(tensors, assign=True)
         model.tie_weights()
         return model
 
