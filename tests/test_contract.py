@@ -99,6 +99,9 @@ def test_a_contract_says_how_a_graph_is_fed() -> None:
     first = says["buffer"].held[0]
     assert first == Held("past_key_values.0.key", "present.0.key", 0, "key", "float", ("B", 2, "M", 16), 2, True)
     assert first.sized(3, 40) == (3, 2, 40, 16)
+    assert {name for name, each in says.items() if each.fixed} == {"buffer", "by rows", "for cuda"}
+    carried = replace(says["by rows"].held[0], grows=None)
+    assert not replace(says["by rows"], held=(carried,)).fixed, "run twice it would have gone on twice"
 
 
 # A state of one size
@@ -176,7 +179,33 @@ class Previous(Op):
         return (out, Constant()) if self.carried else (out,)
 
 
-def shifted(model: Compiled, only: bool = False) -> Compiled:
+@dataclass(frozen=True)
+class Second(Previous):
+    """y = x of every second real token, else 0: (B, S, width), (B, S). Carried: how many there were, int (B, 1)."""
+
+    def state(self, *args: Type) -> tuple[State, ...]:
+        return (Carried("last", tensor("int", B, 1)),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        seen = args[1].cumsum(axis=1) + (args[2] if self.carried else 0)
+        out = np.where((seen % 2 == 0)[..., None], args[0], 0)
+        return (out, seen[:, -1:]) if self.carried else (out,)
+
+    def torch(self, me: str, *args: str) -> str:
+        x, real, *before = args
+        seen = f"(seen := {real}.cumsum(1){''.join(f' + {each}' for each in before)})"
+        return f"{x}.where(({seen} % 2 == 0)[..., None], 0)" + (", seen[:, -1:]" if self.carried else "")
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        seen = g.op("CumSum", g.op("Cast", args[1], to=7), g.constant(np.array(1)))
+        seen = g.op("Add", seen, args[2]) if self.carried else seen
+        odd = g.op("Cast", g.op("Mod", seen, g.constant(np.array(2))), to=9)
+        out = g.op("Where", g.op("Unsqueeze", odd, g.constant([2])), g.real(0.0), args[0])
+        last = g.op("Slice", seen, g.constant([-1]), g.constant([2**30]), g.constant([1]))
+        return [out, last] if self.carried else [out]
+
+
+def shifted(model: Compiled, only: bool = False, op: type[Previous] = Previous) -> Compiled:
     """The model with the token before added where each layer begins; `only`: layers that do nothing else."""
     root = model.function
     inputs = {n.name: n[0] for n in root.inputs}
@@ -184,21 +213,21 @@ def shifted(model: Compiled, only: bool = False) -> Compiled:
     known: dict[Function, Function] = {}
     new: dict[Value, Value] = {n[0]: n[0] for n in root.inputs}
     for n in root.nodes:
-        operands, op = tuple(new[value] for value in n.inputs), None
+        operands, call = tuple(new[value] for value in n.inputs), None
         if is_call(n):
-            layer = known.setdefault(called(n), _shifted(called(n), only))
-            operands, op = (*operands, real), Call(layer)
-        made = n.remade(inputs=operands, op=op)
+            layer = known.setdefault(called(n), _shifted(called(n), only, op))
+            operands, call = (*operands, real), Call(layer)
+        made = n.remade(inputs=operands, op=call)
         new.update({n[i]: made[i] for i in range(len(n.types))})
     outputs = tuple((name, new[value]) for name, value in root.outputs)
     return Compiled(model.spec, model.decoder, replace(root, outputs=outputs))
 
 
-def _shifted(layer: Function, only: bool) -> Function:
+def _shifted(layer: Function, only: bool, op: type[Previous]) -> Function:
     x = next(n for n in layer.inputs if n.name == layer.stream)
     real = Node(Input(tensor("bool", B, S), token_axis=1), (), "real")
     width = x.types[0].shape[-1].value or 0
-    before = apply(Previous(width), x[0], real[0], name="previous")
+    before = apply(op(width), x[0], real[0], name="previous")
     sum_ = apply(Add(), x[0], before, name="shifted")
     new: dict[Value, Value] = {n[0]: n[0] for n in layer.inputs} | {x[0]: sum_}
     for n in layer.nodes:
@@ -242,10 +271,16 @@ def test_a_model_whose_states_are_all_of_one_size() -> None:
     assert "attention_mask = input_ids.new_ones(batch, tokens)" in made.model_py()
 
 
+def test_a_state_may_be_of_integers() -> None:
+    proof = prove(shifted(twin("llama3-8b"), op=Second))
+    assert proof.complete, proof.table()
+
+
+@pytest.mark.parametrize("op", [Previous, Second], ids=["of floats", "of integers"])
 @pytest.mark.parametrize("target", [PORTABLE, Target("cpu")], ids=["portable", "fused"])
-def test_a_session_carries_a_state_along(target: Target) -> None:
+def test_a_session_carries_a_state_along(target: Target, op: type[Previous]) -> None:
     """Rows of unlike lengths, and a second round on the memory of the first."""
-    made = shifted(twin("llama3-8b"))
+    made = shifted(twin("llama3-8b"), op=op)
     params = random_parameters(made.function, 5)
     opened: Any = onnxruntime.InferenceSession(made.onnx(target, params), providers=["CPUExecutionProvider"])
     session = Session.of(

@@ -91,7 +91,7 @@ def test_what_one_of_them_does_not_take_refuses_both(weights: Path, tmp_path: Pa
 
 def test_unlike_files_of_one_name_are_refused(weights: Path, tmp_path: Path) -> None:
     other = replace(CARD, name="other", runtime="another reader", files=lambda beside: {"card.json": b"[]"})
-    beside = Beside(twin("llama3-8b").spec, Target(), twin("llama3-8b").contract(Target()), (), {})
+    beside = Beside(twin("llama3-8b").spec, Target(), twin("llama3-8b").contract(Target()), {})
     with pytest.raises(api.ProductError, match="a card reader and another reader want unlike files card.json"):
         together([CARD, other], beside)
     assert together([CARD, replace(CARD, name="same")], beside).keys() == {"card.json"}

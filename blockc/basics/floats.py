@@ -23,13 +23,13 @@ class Number:
     safetensors: str
     numpy: str  # the dtype of stored numbers, little-endian; of bits, where NumPy has no such float
     onnx: int  # TensorProto's number
+    onnxruntime: str  # the type of a session's input or output
 
 
 @dataclass(frozen=True)
 class Float(Number):
     """One that a model may compute in."""
 
-    onnxruntime: str  # the type of a session's input or output
     largest: float
     smallest: float  # normal: below, digits are lost
 
@@ -39,7 +39,7 @@ class Float(Number):
         return "u" in self.numpy
 
     def holds(self, number: float) -> bool:
-        """In all its digits' range: 0, or neither too large nor too small."""
+        """Whether it is 0, or within the range in which the type keeps all its digits."""
         return number == 0 or self.smallest <= abs(number) <= self.largest
 
 
@@ -49,11 +49,11 @@ FLOATS: Mapping[Dtype, Float] = {
     "fp16": Float(2, "F16", "<f2", 10, "tensor(float16)", 65504.0, 6.103515625e-05),
 }
 INTEGERS: Mapping[str, Number] = {  # by the graph's own words
-    "int": Number(8, "I64", "<i8", 7),
-    "int32": Number(4, "I32", "<i4", 6),
-    "int8": Number(1, "I8", "|i1", 3),
-    "uint8": Number(1, "U8", "|u1", 2),
-    "bool": Number(1, "BOOL", "|b1", 9),
+    "int": Number(8, "I64", "<i8", 7, "tensor(int64)"),
+    "int32": Number(4, "I32", "<i4", 6, "tensor(int32)"),
+    "int8": Number(1, "I8", "|i1", 3, "tensor(int8)"),
+    "uint8": Number(1, "U8", "|u1", 2, "tensor(uint8)"),
+    "bool": Number(1, "BOOL", "|b1", 9, "tensor(bool)"),
 }
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from blockc.ir import B, Dtype, Function, Input, M, Node, P, S, Sides, Type, Value, is_past
+from blockc.ir import B, Dtype, Function, Input, M, Node, P, S, Sides, Type, Value, functions, is_past
 
 IDS, MASK, POSITIONS, WHERE = "input_ids", "attention_mask", "position_ids", "write_indices"
 LOGITS, TOP_LOGITS, TOP_TOKENS = "logits", "top_logits", "top_tokens"
@@ -69,7 +69,7 @@ class Held:
     def sized(self, rows: int, length: int) -> tuple[int, ...]:
         """The past's shape for so many rows, and so many tokens where it grows."""
         sizes = (length if i == self.grows else rows if size == str(B) else size for i, size in enumerate(self.shape))
-        return tuple(size for size in sizes if isinstance(size, int))
+        return tuple(map(int, sizes))
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,16 @@ class Contract:
 
     @property
     def fixed(self) -> bool:
-        """A decode step's shapes and addresses stay: all states are written in place, and the mask may be as long."""
-        return self.feeding != "joined" and all(held.in_place for held in self.held)
+        """Whether a decode step can be bound once, and run again to the same effect.
+
+        All states then grow in place: the step writes nothing but its token's slot, which it does not read. And the
+        mask may be as long as they are.
+        """
+        return self.feeding != "joined" and all(held.in_place and held.grows is not None for held in self.held)
 
 
 def contract(function: Function) -> Contract:
-    """Of a root function, with or without states, inlined or not."""
+    """Of a root function, with or without states. Called functions are looked through, but for `in_place`."""
     pasts = [n for n in function.inputs if is_past(n)]
     inputs = tuple(_port(n.name, n.types[0]) for n in function.inputs if not is_past(n))
     readers: dict[Value, list[Node]] = {n[0]: [] for n in pasts}
@@ -125,7 +129,7 @@ def contract(function: Function) -> Contract:
     given = dict(function.outputs)
     held = tuple(_held(n, readers[n[0]], given) for n in pasts)
     presents = {each.present for each in held}
-    ops = {n.op for n in function.nodes}
+    ops = dict.fromkeys(n.op for each in functions(function) for n in each.nodes)
     rows, buffer = any(op.by_rows for op in ops), any(port.name == WHERE for port in inputs)
     return Contract(
         inputs=inputs,
@@ -134,7 +138,7 @@ def contract(function: Function) -> Contract:
         feeding="rows" if rows else "buffer" if buffer else "joined",
         one_row=any(op.one_row for op in ops),
         vocab=_vocab(given),
-        sides=tuple(dict.fromkeys(side for n in function.nodes for side in n.op.sides())),
+        sides=tuple(dict.fromkeys(side for op in ops for side in op.sides())),
     )
 
 
@@ -154,7 +158,9 @@ def _shape(type_: Type) -> tuple[Extent, ...]:
 def _held(n: Node, readers: Sequence[Node], given: Mapping[str, Value]) -> Held:
     assert isinstance(n.op, Input) and n.op.past is not None
     type_ = n.op.type
-    number, state = past_of(n.name) or (0, n.op.past)
+    named = past_of(n.name)
+    assert named is not None, n.name  # with_cache calls it so
+    number, state = named
     present = present_name(number, state)
     grows = next((axis for axis, size in enumerate(type_.shape) if size in (P, M)), None)
     in_place = _in_place(n, readers, given[present])

@@ -204,7 +204,7 @@ def product_files(products: Sequence[Product], model: Compiled, target: Target, 
 
 
 def beside(model: Compiled, target: Target, companions: Mapping[str, bytes]) -> Beside:
-    return Beside(model.spec, target, model.contract(target), model.sides, companions)
+    return Beside(model.spec, target, model.contract(target), companions)
 
 
 def _onnx(model: Compiled, target: Target, references: Mapping[str, Reference] | None) -> bytes:

@@ -45,7 +45,7 @@ def _requires(target: Target) -> str:
 
 def context(beside: Beside) -> int:
     """The longest context in which cached keys stay valid: genai never re-prefills."""
-    return min((beside.spec.top.context, *(side.original for side in beside.sides)))
+    return min((beside.spec.top.context, *(side.original for side in beside.contract.sides)))
 
 
 def _files(beside: Beside) -> dict[str, bytes]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from blockc.basics.errors import BlockcError, UsageError
 from blockc.graph.contract import Contract
 from blockc.graph.target import Target
-from blockc.ir import Sides
 from blockc.language.spec import Spec
 from blockc.weights.companions import COMPANIONS
 
@@ -29,7 +28,6 @@ class Beside:
     spec: Spec
     target: Target
     contract: Contract
-    sides: tuple[Sides, ...]
     companions: Mapping[str, bytes]
 
 

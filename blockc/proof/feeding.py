@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blockc.basics.floats import stored_as
 from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, TOP_LOGITS, TOP_TOKENS, WHERE, Contract
 from blockc.ir import Array
 from blockc.proof.cases import Case
@@ -76,9 +77,16 @@ def _columns(case: Case, new: slice) -> Array:
     return np.where(case.attention_mask[:, new] == 1, np.arange(new.start, new.stop), -1)
 
 
+def run_as(dtype: str, real: np.dtype | type | str) -> np.dtype:
+    """As NumPy has a graph's dtype, in a run whose floats are `real`."""
+    return np.dtype(real if dtype == "float" else stored_as(dtype, "fp32").numpy)
+
+
 def empty_states(contract: Contract, case: Case, dtype: np.dtype | type = np.float32) -> Arrays:
     length = case.length + SPARE if contract.feeding == "buffer" else 0
-    return {held.past: np.zeros(held.sized(len(case.rows), length), dtype) for held in contract.held}
+    return {
+        held.past: np.zeros(held.sized(len(case.rows), length), run_as(held.dtype, dtype)) for held in contract.held
+    }
 
 
 def chunked(

@@ -14,13 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from blockc.basics.floats import INTEGERS
 from blockc.graph import interp
 from blockc.graph.contract import MASK, Contract, contract
 from blockc.ir import Array, Function, parameters
 from blockc.ir.derive import Derivation, Derivations, with_derived
 from blockc.proof.cases import Case
-from blockc.proof.feeding import chunked, feeds
+from blockc.proof.feeding import chunked, feeds, run_as
 
 Params = Mapping[str, Array]
 Values = dict[str, Array]
@@ -192,9 +191,8 @@ class Onnx:
         session = _session(_exposed(self.bytes)) if trace else self.session
         wanted = {i.name for i in session.get_inputs()}
         given, held = with_derived(params, self.derived), parameters(self.function)
-        kinds = {"float": self.dtype} | {word: np.dtype(one.numpy).name for word, one in INTEGERS.items()}
         fixed = {
-            name: np.asarray(given[name], kinds.get(param.dtype, param.dtype))
+            name: np.asarray(given[name], run_as(param.dtype, self.dtype))
             for name, param in held.items()
             if name in wanted
         }

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from blockc.basics.floats import FLOATS
+from blockc.basics.floats import FLOATS, INTEGERS
 from blockc.graph.contract import Held
 from blockc.ir import Array
-from blockc.runtime.opening import INT64, Opened
+from blockc.runtime.opening import Opened
 
 # By onnx's number; bf16 as its bits.
-_NUMPY = {one.onnx: np.dtype(one.numpy) for one in FLOATS.values()} | {INT64: np.dtype(np.int64)}
+_NUMPY = {one.onnx: np.dtype(one.numpy) for one in (*FLOATS.values(), *INTEGERS.values())}
 
 
 def on_cpu(array: Array, element: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from blockc.basics.distribution import WITH_CUDA, pip
 from blockc.basics.errors import BlockcError, CheckpointError
-from blockc.basics.floats import FLOATS
+from blockc.basics.floats import FLOATS, INTEGERS, stored_as
 from blockc.graph.contract import Contract, Port
 from blockc.graph.target import Provider, Target
 from blockc.ir import Dtype
@@ -25,9 +25,9 @@ PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAEx
 # TF32 keeps ten bits of fp32's twenty-three; the skip norm adds up in fp16 unless it is told not to.
 _CUDA = {"use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
 _QUIET = 4
-FLOAT, INT64 = FLOATS["fp32"].onnx, 7  # onnx's numbers
+INT64 = INTEGERS["int"].onnx
 ONNX_FLOATS = {one.onnxruntime: one.onnx for one in FLOATS.values()}
-ONNX_TYPES = {**ONNX_FLOATS, "tensor(int64)": INT64}
+ONNX_TYPES = ONNX_FLOATS | {one.onnxruntime: one.onnx for one in INTEGERS.values()}
 # Older kernels of GatherND and Concat have a graph copy, at each replay, from memory of the host that is gone by then.
 CAPTURES = "1.31.1"
 
@@ -60,7 +60,7 @@ class Opened:
 
     def type_of(self, dtype: Dtype) -> int:
         """onnx's number of a type: float is the model's own."""
-        return {"float": self.element, "float32": FLOAT, "int": INT64}[dtype]
+        return self.element if dtype == "float" else stored_as(dtype, "fp32").onnx
 
     def width(self, port: Port) -> int:
         """The last axis of an output."""
@@ -114,7 +114,10 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool,
     )
     _refuse_ports(folder, model)
     if capture and not contract.fixed:
-        raise SessionError(f"{folder}: a layer's cache is a new tensor at each step, and a CUDA graph wants fixed ones")
+        raise SessionError(
+            f"{folder}: a layer's cache is a new tensor at each step, or changes as a whole: a CUDA graph wants one that "
+            "a step writes its token into"
+        )
     return model
 
 

@@ -14,7 +14,7 @@ from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, TOP_LOGITS, TOP_
 from blockc.graph.target import Provider
 from blockc.ir import Array, Sides
 from blockc.runtime.cache import Cache, Kept
-from blockc.runtime.opening import INT64, Opened, SessionError, opened
+from blockc.runtime.opening import Opened, SessionError, opened
 from blockc.runtime.sampling import Choose, Logits, Sampler, Top, greedy
 from blockc.runtime.step import Step
 from blockc.weights.safetensors import widened
@@ -52,7 +52,7 @@ class Session:
 
     def _start(self, model: Opened) -> None:
         self.model = model
-        self.inputs = {port.name: Kept(INT64) for port in model.contract.inputs}
+        self.inputs = {port.name: Kept(model.type_of(port.dtype)) for port in model.contract.inputs}
         self.outputs = {port.name: Kept(model.type_of(port.dtype)) for port in model.contract.outputs}
         self.cache: Cache | None = None
         self.step: Step | None = None

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from blockc.graph.contract import IDS, MASK, POSITIONS, WHERE
 from blockc.ir import Array
 from blockc.runtime.cache import Cache, Kept, Placed
-from blockc.runtime.opening import INT64
 
 
 class Step:
@@ -28,7 +27,10 @@ class Step:
         one, mask = (rows, 1), (rows, cache.length)
         shapes = {IDS: one, MASK: mask, POSITIONS: one, WHERE: (rows,)}
         self.cache, self.graph = cache, graph
-        self.inputs = {port.name: self._tensor(INT64, shapes[port.name], away) for port in model.contract.inputs}
+        self.inputs = {
+            port.name: self._tensor(model.type_of(port.dtype), shapes[port.name], away)
+            for port in model.contract.inputs
+        }
         self.outputs = {
             port.name: self._tensor(model.type_of(port.dtype), (rows, 1, model.width(port)), model.captured)
             for port in model.contract.outputs

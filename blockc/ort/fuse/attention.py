@@ -8,6 +8,7 @@ from math import inf
 from types import UnionType
 from typing import TypeVar
 
+from blockc.graph.contract import IDS, MASK
 from blockc.ir import Node, Value, node
 from blockc.ir.derive import Left
 from blockc.ops import (
@@ -257,17 +258,17 @@ def _bias(rewrite: Rewrite, mask: Value, biased: bool, low: float) -> tuple[Valu
 
 
 def _slots(rewrite: Rewrite) -> tuple[Value, ...]:
-    mask, ids = rewrite.inputs["attention_mask"], rewrite.inputs["input_ids"]
+    mask, ids = rewrite.inputs[MASK], rewrite.inputs[IDS]
     return rewrite.once("slots", lambda: node(Slots(), mask[0], ids[0], name="slots"))
 
 
 def _lengths(rewrite: Rewrite, op: Lengths | RowLengths) -> tuple[Value, ...]:
-    return rewrite.once("lengths", lambda: node(op, rewrite.inputs["attention_mask"][0], name="lengths"))
+    return rewrite.once("lengths", lambda: node(op, rewrite.inputs[MASK][0], name="lengths"))
 
 
 def _rows(rewrite: Rewrite, made: Node) -> tuple[Value, ...]:
     """The table of the tokens' places; one by length reads the length that the table of their positions does."""
     table = _of(RotaryTable, made)
     name = f"rotary_rows_{sum(isinstance(key, RotaryTable) for key in rewrite.shared)}"
-    operands = (rewrite.inputs["attention_mask"][0], *rewrite.now(*made.inputs[1:]))
+    operands = (rewrite.inputs[MASK][0], *rewrite.now(*made.inputs[1:]))
     return rewrite.once(table, lambda: node(RotaryRows(table), *operands, name=name))
