@@ -7,7 +7,7 @@
 # Nothing is fetched. The machine has to have:
 #   - an NVIDIA GPU with 24 GB or more, and a driver for the CUDA that the two packages below were built with
 #   - Python 3.11 or later with torch, a build with CUDA
-#   - onnxruntime-gpu 1.27 or later, built for the same CUDA as torch, in place of onnxruntime: with both installed the one
+#   - onnxruntime-gpu 1.28 or later, built for the same CUDA as torch, in place of onnxruntime: with both installed the one
 #     that was installed last is used. CUDA and cuDNN may be those that came with torch, or onnxruntime-gpu[cuda,cudnn]'s
 #   - what blockc itself needs: onnx, numpy, pydantic, pyyaml, jinja2. blockc is this folder
 #   - for torch.compile: triton, which comes with torch, and a C compiler

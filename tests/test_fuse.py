@@ -296,7 +296,7 @@ def test_rotary_fields_say_what_is_turned() -> None:
 def test_a_build_for_a_provider_is_proved_as_it_lies_there(tmp_path: Path) -> None:
     model = twin("llama3-8b")
     built = api.build(model, tmp_path, proof=False, target=CPU)
-    assert built.notes == ("left unfused, 1 times: it reads no sum",)
+    assert built.notes == ("left unfused: layers.0.attention_norm: no addition stands before it",)
     checked = api.verify(tmp_path)
     assert checked.proof is not None
     assert checked.proof.complete, checked.proof.table()

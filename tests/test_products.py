@@ -114,7 +114,7 @@ def test_a_product_makes_its_own_files_alone(
 
 
 def test_a_product_that_is_not_there_is_named(weights: Path) -> None:
-    with pytest.raises(api.UsageError, match="no product is called gguf: there are card, genai"):
+    with pytest.raises(api.UsageError, match="no product is called gguf: expected card or genai"):
         chosen(["genai", "gguf"], registry.PRODUCTS)
     with pytest.raises(api.UsageError, match="no product is called gguf"):
         api.build(twin("llama3-8b"), weights.parent / "out", proof=False, weights=weights, products=["gguf"])

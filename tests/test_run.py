@@ -337,7 +337,7 @@ def test_what_would_move_a_cursor_does_not_reach_the_terminal(folder: Path, caps
         (["--prompt", ""], 2, "--prompt is empty"),
         (["--prompt", "-", "--prompt", "-"], 2, "can be read once"),
         (["--prompt", "a", "--system", "x"], 2, "give --chat too"),
-        (["--prompt", "a", "--top-k", "5"], 2, "--top-k speaks of drawing: the temperature must be above 0 too"),
+        (["--prompt", "a", "--top-k", "5"], 2, "--top-k is for drawing: the temperature must be above 0 too"),
         (["--prompt", "a", "--temperature", "1", "--top-p", "2"], 2, "--top-p 2.0: expected a number above 0, up to 1"),
         (["--prompt", "a", "--tokens", "0"], 2, "--tokens"),
         ([], 2, "--prompt"),

@@ -296,7 +296,7 @@ def test_pydantic_says_nothing_on_the_command_line(arguments: Sequence[str], sai
         (("show", "gpt2", "--device-memory", "x"), "--device-memory x: expected a size such as 80GB or 80GiB"),
         (("new", "x", "--like", "gpt2", "--parameters", "many"), "--parameters many: expected "),
         (("trace", BLOCK, "--tokens", "999999"), "--tokens 999999: outside the vocabulary of 16"),
-        (("run", ".", "--prompt", "x", "--top-k", "5"), "--top-k speaks of drawing"),
+        (("run", ".", "--prompt", "x", "--top-k", "5"), "--top-k is for drawing"),
     ],
 )
 def test_an_option_that_the_api_refuses_is_named_as_it_is_typed(

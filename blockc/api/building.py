@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,7 +109,7 @@ def build(
 def _refuse_idle(said: Mapping[str, object]) -> None:
     """What speaks of weights, where there are none."""
     if idle := [name for name, on in said.items() if on]:
-        raise UsageError("speaks of weights: give them with weights=PATH", idle[0])
+        raise UsageError("is for weights: give them with weights=PATH", idle[0])
 
 
 def _not_run(target: Target) -> list[str]:
@@ -124,9 +123,12 @@ def _of_products(products: Sequence[Product], model: Compiled, target: Target) -
 
 
 def _left_unfused(model: Compiled, target: Target) -> list[str]:
-    """Each reason for which an op is not fused, and how often it holds."""
-    counts = Counter(left.reason for left in model.left(target))
-    return [f"left unfused, {count} times: {reason}" for reason, count in counts.items()]
+    """Each reason for which ops are not fused, with the first of them and how many more there are."""
+    names: dict[str, list[str]] = {}
+    for left in model.left(target):
+        names.setdefault(left.reason, []).append(left.node)
+    more = {reason: f" and {len(nodes) - 1} more" if len(nodes) > 1 else "" for reason, nodes in names.items()}
+    return [f"left unfused: {nodes[0]}{more[reason]}: {reason}" for reason, nodes in names.items()]
 
 
 def _planned(model: Compiled, weights: Path, mode: Mode | None, target: Target, adapters: Sequence[Path | str]) -> Plan:

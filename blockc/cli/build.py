@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from blockc.basics.floats import Dtype
-from blockc.basics.opsets import OPSETS
+from blockc.basics.opsets import BUFFERED, OPSETS, USUAL
 from blockc.cli.common import (
     ENVIRONMENT,
     NOTHING,
@@ -97,7 +97,7 @@ def build(
             min=OPSETS.start,
             max=OPSETS[-1],
             metavar="N",
-            help=f"Whose operators portable ONNX is said in, {OPSETS.start} to {OPSETS[-1]}: for older runtimes.",
+            help=f"The opset of portable ONNX, for other runtimes; {USUAL} by default, {BUFFERED} with --cache buffer.",
             show_default=False,
         ),
     ] = None,
@@ -110,7 +110,7 @@ def build(
         typer.Option(
             "--target",
             metavar="NAME",
-            help="Add the files with which a runtime loads the folder: genai, for onnxruntime-genai; several if given.",
+            help="Add the files with which a runtime loads the folder: genai, for onnxruntime-genai; may be repeated.",
         ),
     ] = NO_NAMES,
     assignments: Set = NOTHING,
@@ -130,17 +130,17 @@ def build(
         "--adapter": bool(adapter),
     }
     if weights is None and (said := [flag for flag, on in of_weights.items() if on]):
-        stop(USAGE, f"{said[0]} speaks of weights: give them with --weights PATH")
+        stop(USAGE, f"{said[0]} is for weights: give them with --weights PATH")
     if pack and weights_mode == "link":
         stop(USAGE, "--pack and --weights-mode link say opposite things")
     if weights is None and products:
         stop(USAGE, f"--target {products[0]} wants a model with weights: give them with --weights PATH")
     if ep is not None and cache is not None:
-        stop(USAGE, "--cache speaks of portable ONNX: a provider's own attention takes either")
+        stop(USAGE, "--cache is for portable ONNX: a provider's own attention takes either")
     if ep is not None and opset is not None:
-        stop(USAGE, "--opset speaks of portable ONNX: a provider's own operators are of none")
+        stop(USAGE, "--opset is for portable ONNX: leave it out, or --ep")
     if ep is None and padding == "right":
-        stop(USAGE, "--padding right speaks of a provider's attention: give --ep")
+        stop(USAGE, "--padding right is for a provider's attention: give --ep")
     if no_verify and require_proof:
         stop(USAGE, "--no-verify and --require-proof say opposite things")
     if assignments and out is None:

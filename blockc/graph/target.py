@@ -40,13 +40,13 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.provider is not None and self.cache == "buffer":
-            raise UsageError("a provider's own attention takes a buffer by itself: cache speaks of the portable graph")
+            raise UsageError("cache is for the portable graph: a provider's own attention takes a buffer by itself")
         if self.provider is None and self.padding == "right":
-            raise UsageError("the portable graph takes any padding: where it stands speaks of a provider's attention")
+            raise UsageError("padding is for a provider's attention: the portable graph takes any")
         if self.provider is not None and self.opset is not None:
-            raise UsageError("a provider's own operators are of no opset: opset speaks of the portable graph")
+            raise UsageError("opset is for the portable graph: leave it out, or the provider")
         if self.opset is not None and self.opset not in OPSETS:
-            raise UsageError(f"opset {self.opset}: expected {OPSETS.start} to {OPSETS[-1]}", "opset")
+            raise UsageError(f"{self.opset}: expected {OPSETS.start} to {OPSETS[-1]}", "opset")
         if self.logits not in ("all", "last") and (type(self.logits) is not int or self.logits < 1):
             raise UsageError(f"{self.logits!r}: expected all, last, or how many of the highest, 1 or more", "logits")
 

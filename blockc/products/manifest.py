@@ -203,26 +203,31 @@ def read(folder: Path) -> Manifest:
     except FileNotFoundError:
         raise FolderError(f"{folder}: no {MANIFEST}, so no finished build") from None
     except FileError as error:
-        why = _of_another_format(path) or f"build the folder again: {str(error).removeprefix(f'{path}: ')}"
+        why = _what_to_do(path) or f"build the folder again: {str(error).removeprefix(f'{path}: ')}"
         raise FolderError(f"{path}: not a manifest of this version of blockc: {why}") from None
     return manifest
 
 
-def _of_another_format(path: Path) -> str:
-    """What to do with a folder that an older or a newer blockc wrote; empty where its manifest says neither."""
+def _what_to_do(path: Path) -> str:
+    """With a folder that an older or a newer blockc wrote; empty where its manifest says neither."""
+    if not (who := other_format(path)):
+        return ""
+    again = f"build the folder again: `blockc build SPEC --out {shlex.quote(str(path.parent))} --force`"
+    return f"{who}: {again}" if who.startswith("an older") else f"{who}: update blockc, or {again}"
+
+
+def other_format(path: Path) -> str:
+    """Who wrote a manifest of another format, an older or a newer blockc; empty where it says neither."""
     try:
         said = json_object(path)
-    except FileError:
+    except (FileError, OSError):
         return ""
     number, versions = said.get("blockc_build", 1), said.get("versions")  # before 2 a manifest had no number
     if "semantic_hash" not in said or type(number) is not int or number == FORMAT:
         return ""
     wrote = f" {shown(versions.get('blockc', ''))[:40]}" if isinstance(versions, dict) else ""
-    older = number < FORMAT
-    who = f"{'an older' if older else 'a newer'} blockc{wrote}"
-    what = f"{who} wrote it, in format {shown(number)[:20]}, and this one reads {FORMAT}"
-    again = f"build the folder again: `blockc build SPEC --out {shlex.quote(str(path.parent))} --force`"
-    return f"{what}: {again}" if older else f"{what}: update blockc, or {again}"
+    who = f"{'an older' if number < FORMAT else 'a newer'} blockc{wrote}"
+    return f"{who} wrote it, in format {shown(number)[:20]}, and this one reads {FORMAT}"
 
 
 def misstated(manifest: Manifest, model: Compiled) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from blockc.products.manifest import (
     earlier_digests,
     is_source,
     is_weights,
+    other_format,
     read,
     writable,
 )
@@ -65,7 +66,9 @@ class Output:
         if lost:
             why = f"{self.folder}: files that no build left as they are would be lost; nothing was written"
             advice = "move them, choose another folder with --out, or give --force to replace them"
-            raise FolderError("\n  ".join([f"{why}:", *listed(lost), advice]))
+            other = other_format(self.folder / MANIFEST)
+            told = [f"{name}: {other}" if other and name == MANIFEST else name for name in lost]
+            raise FolderError("\n  ".join([f"{why}:", *listed(told), advice]))
 
     def gone(self) -> list[str]:
         """What an earlier build wrote, and this one does not."""

@@ -75,5 +75,5 @@ def together(products: Sequence[Product], beside: Beside) -> dict[str, bytes]:
 def chosen(names: Sequence[str], known: Mapping[str, Product]) -> tuple[Product, ...]:
     """The products of these names, each once. Raises UsageError."""
     if strange := [name for name in names if name not in known]:
-        raise UsageError(f"no product is called {strange[0]}: there are {', '.join(sorted(known))}")
+        raise UsageError(f"no product is called {strange[0]}: expected {' or '.join(sorted(known))}")
     return tuple(known[name] for name in dict.fromkeys(names))

@@ -38,7 +38,7 @@ def chosen(temperature: float, top_k: int | None = None, top_p: float | None = N
         return Sampler(temperature, top_k, top_p, seed)
     given = {"top_k": top_k, "top_p": top_p, "seed": seed}
     if said := [name for name, value in given.items() if value is not None]:
-        raise UsageError("speaks of drawing: the temperature must be above 0 too", said[0])
+        raise UsageError("is for drawing: the temperature must be above 0 too", said[0])
     return greedy
 
 

@@ -22,7 +22,7 @@ def norms(rewrite: Rewrite) -> None:
         if n in rewrite.gone:  # a norm of heads, which the attention has taken along
             continue
         if not isinstance(added.op, Add):
-            rewrite.left.append(Left(n.name, "it reads no sum"))
+            rewrite.left.append(Left(n.name, "no addition stands before it"))
         elif added in rewrite.plans:
             rewrite.left.append(Left(n.name, "another norm of the same sum has the kernel"))
         elif why := lacks(rewrite.target, SkipNorm(n.op).kernel):
