@@ -243,7 +243,7 @@ def test_a_tied_table_is_read_once(folder: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Tensor, "to", counting)
     built = emitted.Model.load(tmp_path)
     assert built.head.weight is built.embedding.weight
-    assert copied.count(tuple(built.embedding.weight.shape)) == 1 and len(copied) == len(tensors)
+    assert copied.count(tuple(built.embedding.weight.shape)) == 1
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gemma3-4b", "bloom-560m", "phi-4-mini"])
