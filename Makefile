@@ -51,8 +51,8 @@ clients: $(VENV)/.test
 # The golden matrix, and what is known of graphs for CUDA, on onnxruntime-gpu, which runs on the CPU where CUDA's libraries
 # are not. It has the same modules as onnxruntime, so it lies in a folder that comes first; a test says which one is used.
 gpu-package: $(GPU)/.done
-	PYTHONPATH=$(abspath $(GPU)) BLOCKC_EXPECT_ORT=onnxruntime-gpu $(BIN)/python -m pytest -n 2 --dist loadfile tests/test_cuda.py \
-		tests/test_matrix.py::test_onnxruntime_is_the_oracle tests/test_targets.py::test_the_graph_for_cuda_is_the_oracle
+	PYTHONPATH=$(abspath $(GPU)) BLOCKC_EXPECT_ORT=onnxruntime-gpu $(BIN)/python -m pytest -n 2 --dist loadfile tests/ort/test_cuda.py \
+		tests/proof/test_matrix.py::test_onnxruntime_is_the_oracle tests/proof/test_targets.py::test_the_graph_for_cuda_is_the_oracle
 
 # Draws 25 times as many cases as the tests do, other ones each time; and 5,000 changes of a config.json, which go on where
 # build/configs.jsonl ends if they were broken off.

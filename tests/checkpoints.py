@@ -17,8 +17,8 @@ from blockc.ir import Array
 from blockc.layouts import layout
 from blockc.pipeline.compiled import Compiled
 from blockc.weights.rules import Rules, group_sizes, pack, random_parameters, rules, unpack
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 TOKENS = 13
 
 

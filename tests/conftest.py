@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
+from tests.paths import ROOT
+
 # Before numpy and torch are loaded: the models are too small for threads, which wait for each other at four times the
 # cost where other work has the cores.
 for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 
-ROOT = Path(__file__).parent.parent
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
 GAPS = ROOT / "tests" / "expected_gaps.txt"
 BACKENDS = (

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import onnx
 import yaml
+
+from tests.paths import DATA
 
 SMALL = 100  # entries of an initialiser that a node on the host may read
 HALF = {"float16", "bfloat16"}
@@ -25,7 +26,7 @@ SECOND = {"TopK": "int64"}  # the type of the second output, where it is another
 @cache
 def table() -> Mapping[str, Mapping[str, Any]]:
     """By domain and operator."""
-    said = yaml.safe_load((Path(__file__).parent / "data" / "cuda_kernels.yaml").read_text(encoding="utf-8"))
+    said = yaml.safe_load((DATA / "cuda_kernels.yaml").read_text(encoding="utf-8"))
     return {"": said["ai.onnx"], "com.microsoft": said["com.microsoft"]}
 
 

@@ -26,27 +26,37 @@ from functools import cache
 from pathlib import Path
 
 from tests.mutants import Mutant, mutants
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "mutation.md"
 MEMORY = 12 << 30  # bytes: a mutant that fills the memory is killed
 FORK = multiprocessing.get_context("fork")
 Key = tuple[str, str, str, str]
 
-SPEC = ["test_spec_keys.py", "test_spec_words.py", "test_spec_layers.py", "test_spec_terms.py"]
+SPEC = [
+    "language/test_spec_keys.py",
+    "language/test_spec_words.py",
+    "language/test_spec_layers.py",
+    "language/test_spec_terms.py",
+]
 WIDE = [
-    "test_editors.py", "test_diagnostics.py", "test_spec_meaning.py", "test_policy.py", "test_report.py",
-    "test_diff.py", "test_ir.py", "test_generated.py", "test_facts.py", "test_properties.py", "test_cases.py",
+    "project/test_editors.py", "diagnostics/test_diagnostics.py", "language/test_spec_meaning.py",
+    "checks/test_policy.py", "report/test_report.py", "diff/test_diff.py", "ir/test_ir.py", "emit/test_generated.py",
+    "importing/test_facts.py", "proof/test_properties.py", "proof/test_cases.py",
     "fuzz/test_found.py", "fuzz/test_almost.py",
 ]  # fmt: skip
-FUSE = ["test_fuse_attention.py", "test_fuse.py"]
-GRAPHS = ["test_targets.py", "test_cuda.py"]
+FUSE = ["ort/test_fuse_attention.py", "ort/test_fuse.py"]
+GRAPHS = ["proof/test_targets.py", "ort/test_cuda.py"]
 # A room: its files, the tests that see most of its mutants within seconds, and the others that speak of it.
 ROOMS: dict[str, tuple[str, list[str], list[str]]] = {
     "spec": ("language/spec/*.py", SPEC, WIDE),
-    "algebra": ("language/algebra.py", ["test_spec_terms.py", "test_spec_layers.py"], [*SPEC[:2], *WIDE]),
-    "passes": ("passes/*.py", ["test_passes.py", *FUSE], ["test_ir.py", "test_fuse.py", *GRAPHS]),
-    "fuse": ("ort/fuse/*.py", FUSE, ["test_fuse.py", *GRAPHS]),
+    "algebra": (
+        "language/algebra.py",
+        ["language/test_spec_terms.py", "language/test_spec_layers.py"],
+        [*SPEC[:2], *WIDE],
+    ),
+    "passes": ("passes/*.py", ["passes/test_passes.py", *FUSE], ["ir/test_ir.py", "ort/test_fuse.py", *GRAPHS]),
+    "fuse": ("ort/fuse/*.py", FUSE, ["ort/test_fuse.py", *GRAPHS]),
 }
 # What the quick tests leave to the wide ones.
 SLOW = ["the_deepest_model", "called_as_a_helper_is", "fused_is_unfused", "full_size", "legal", "as_it_lies_there"]

@@ -40,8 +40,8 @@ from blockc.graph.target import Target
 from blockc.ir import parameters
 from blockc.products.manifest import FORMAT, MANIFEST
 from tests.checkpoints import save, tensors, twin
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 HERE = ROOT / "tests" / "data" / "stability"
 SPECS = HERE / "specs"
 # Of these the attributes that docs/stability.md names are promised; of all other classes each public one is.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 from blockc.basics.opsets import OPSETS
@@ -18,8 +17,9 @@ from blockc.graph.target import Target
 from blockc.ir import Function, Node, functions, is_call
 from blockc.language.spec import load
 from blockc.pipeline.compiled import Compiled, compiled
+from tests.paths import ROOT
 
-SPECS = {path.stem: path for path in sorted((Path(__file__).parent.parent / "specs").glob("*.yaml"))}
+SPECS = {path.stem: path for path in sorted((ROOT / "specs").glob("*.yaml"))}
 # What the costly columns of the table are proved on; a spec is left out of one where others hold all that it has there.
 COLUMNS = {
     "buffer": (Target(cache="buffer"),),

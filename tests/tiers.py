@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 
 from blockc.graph.target import Target
+from tests.paths import ROOT
 from tests.structures import SPECS, unlike, unlike_kinds
 
-ROOT = Path(__file__).parent.parent
 WIDE = os.environ.get("BLOCKC_MATRIX") == "1"
 SAMPLE = frozenset({"full", "chunked", "decode", "padded left", "padded right", "labels", "full, no mask"})
 # What a run without a backend imports none of.

@@ -50,7 +50,7 @@ class Bench:
 
     def paths(self, case: str) -> dict[str, Path | str]:
         """Of the checkpoints, which are made where they are not there."""
-        from tests.test_real_weights import downloaded
+        from tests.proof.test_real_weights import downloaded
 
         held, gguf = self.cache / "checkpoints", downloaded().absolute()
         small = checkpoint.small(held / SMALL, gguf)

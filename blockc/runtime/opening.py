@@ -115,8 +115,8 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool,
     _refuse_ports(folder, model)
     if capture and not contract.fixed:
         raise SessionError(
-            f"{folder}: a layer's cache is a new tensor at each step, or changes as a whole: a CUDA graph wants one that "
-            "a step writes its token into"
+            f"{folder}: a layer's cache is a new tensor at each step, or changes as a whole: "
+            "a CUDA graph wants one that a step writes its token into"
         )
     return model
 

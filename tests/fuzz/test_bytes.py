@@ -22,8 +22,8 @@ from blockc.source import SpecError, parse, render
 from blockc.weights.checkpoint import open_checkpoint
 from tests.fuzz.strategies import counted
 from tests.fuzz.test_almost import findings_or_model
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 TEXTS = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "specs").glob("*.yaml"))]
 SECONDS, BYTES = 5.0, 64 << 20  # what a file of a few kilobytes may cost
 

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,11 @@ from blockc.layouts import layout
 from blockc.pipeline.compiled import Compiled, compiled
 from blockc.source import parse
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules
+from tests.paths import ROOT
 from tests.reference import decoders, inner, kin, placed, plain, scaled
 from tests.reference.ropes import rope
 
-SPECS = Path(__file__).parent.parent.parent / "specs"
+SPECS = ROOT / "specs"
 Keys = Mapping[str, Any]
 Params = Mapping[str, Array]
 Logits = Callable[[Array], Array]  # tokens (B, S) -> (B, S, vocab)
