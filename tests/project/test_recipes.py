@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING and docs/recipes.md, followed to the letter in a copy of the project."""
+"""The guides of CONTRIBUTING and docs/guides.md, followed to the letter in a copy of the project."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from tests.checkpoints import save, tensors, twin
 from tests.paths import ROOT
 
-PAGES = ("CONTRIBUTING.md", "docs/recipes.md")
+PAGES = ("CONTRIBUTING.md", "docs/guides.md")
 ABOUT = "What a change touches"  # the one section of them that is none
 MOST = 5  # files of blockc that a recipe may touch
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
