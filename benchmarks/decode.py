@@ -1,6 +1,6 @@
 """A session on the CPU: each way of holding the cache, turn by turn in one run, medians in milliseconds.
 
-python benchmarks/decode.py [SPEC [THREADS]]        smollm2-135m by default, with random weights; 2, a core each
+python -m benchmarks.decode [SPEC [THREADS]]        smollm2-135m by default, with random weights; 2, a core each
 
 On one thread its CPU time is taken, in which what else runs on the machine counts little.
 `run loop` is the portable graph without IO binding: session.run, its present fed back as the next past.

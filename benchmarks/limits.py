@@ -2,7 +2,7 @@
 
 `{many}` is a folder of 200 specs.
 
-python benchmarks/limits.py
+python -m benchmarks.limits
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What weights cost: packing 2 GB of synthetic shards, and linking a checkpoint of SmolLM2's size.
 
-python benchmarks/weights.py                 makes its shards in a temporary folder, and removes them
-python benchmarks/weights.py llama3-8b       a spec in bfloat16, linked and packed; TMPDIR holds three times its bytes
+python -m benchmarks.weights                 makes its shards in a temporary folder, and removes them
+python -m benchmarks.weights llama3-8b       a spec in bfloat16, linked and packed; TMPDIR holds three times its bytes
 """
 
 from __future__ import annotations

@@ -196,17 +196,21 @@ def pictures(found: Mapping[str, Any]) -> dict[str, str]:
 
 def page(found: Mapping[str, Any], docs: Path = DOCS) -> None:
     """docs/performance.md between its marks, and the pictures beside it."""
-    path = docs / "performance.md"
-    written = path.read_text(encoding="utf-8")
-    for name, block in blocks(found).items():
-        mark = rf"(<!-- results: {re.escape(name)} -->\n).*?(<!-- end -->)"
-        written, count = re.subn(mark, lambda m, b=block: f"{m[1]}{b}\n{m[2]}", written, flags=re.DOTALL)
-        if count != 1:
-            raise ValueError(f"{path}: one block is wanted from <!-- results: {name} --> to <!-- end -->, not {count}")
+    laid(docs / "performance.md", blocks(found))
     folder = docs / "performance"
     folder.mkdir(exist_ok=True)
     for file, drawn in pictures(found).items():
         (folder / file).write_text(drawn, encoding="utf-8")
+
+
+def laid(path: Path, made: Mapping[str, str]) -> None:
+    """Lays each block between its marks, or raises and leaves the page as it is."""
+    written = path.read_text(encoding="utf-8")
+    for name, block in made.items():
+        mark = rf"(<!-- results: {re.escape(name)} -->\n).*?(<!-- end -->)"
+        written, count = re.subn(mark, lambda m, b=block: f"{m[1]}{b}\n{m[2]}", written, flags=re.DOTALL)
+        if count != 1:
+            raise ValueError(f"{path}: one block is wanted from <!-- results: {name} --> to <!-- end -->, not {count}")
     path.write_text(written, encoding="utf-8")
 
 
