@@ -33,9 +33,9 @@ class Strict:
 
     def run(self, case: Any) -> Any:
         from blockc.graph.contract import contract
-        from blockc.proof.feeding import chunked
+        from blockc.proof.feeding import run_in_chunks
 
-        return chunked(contract(self.function), case, self.call, np.float16)
+        return run_in_chunks(contract(self.function), case, self.call, np.float16)
 
     def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Caches stay tensors from one call to the next; logits come back as float32 arrays."""
@@ -88,7 +88,7 @@ def _compared(twin: Any, target: Any, provider: str) -> tuple[int, float, float]
     import torch
 
     from blockc.proof.cases import Case, cases
-    from blockc.proof.matrix import filled
+    from blockc.proof.matrix import fill
     from blockc.proof.runners import Oracle
     from blockc.weights.rules import random_parameters
 
@@ -112,7 +112,7 @@ def _compared(twin: Any, target: Any, provider: str) -> tuple[int, float, float]
         got = runner.run(case)
         pairs = zip(truth, case.own(got) if target.logits == "all" else got, strict=True)
         for wanted, found in ((w if target.logits == "all" else w[-1:], f) for w, f in pairs):
-            found = filled(wanted, found) if target.top else found
+            found = fill(wanted, found) if target.top else found
             errors.append(float(np.abs(wanted - found).max()) / spread if np.isfinite(found).all() else np.inf)
             agree += (wanted.argmax(-1) == found.argmax(-1)).tolist()
         runs += 1

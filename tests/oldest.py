@@ -15,7 +15,7 @@ from blockc.graph.target import Target
 from blockc.ir import Array
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.proof.cases import Case, cases
-from blockc.proof.feeding import empty_states, feeds
+from blockc.proof.feeding import empty_states, feeds_of
 from blockc.proof.matrix import RUN_AS, SEED, TOLERANCE, Truth
 from blockc.weights.rules import random_parameters
 
@@ -37,7 +37,8 @@ def record(twin: Compiled, target: Target, folder: Path, only: frozenset[str]) -
         if case.labels or (contract.one_row and case.several_on_a_past):
             continue
         calls = [
-            _call(truth, case, feed.inputs, feed.columns, real.name, contract.every) for feed in feeds(contract, case)
+            _call(truth, case, feed.inputs, feed.columns, real.name, contract.every)
+            for feed in feeds_of(contract, case)
         ]
         arrays = {f"{i} {name}": a for i, call in enumerate(calls) for name, a in call.items()}
         empty = {f"0 {name}": a for name, a in empty_states(contract, case, real).items()}

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from blockc.language.spec import Spec, from_tree
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import Finding, SpecError, parse
 
 BASE = """\
@@ -43,7 +43,7 @@ def spec(change: str = "", drop: str = "") -> Spec:
 
 
 def made(change: str = "", drop: str = "") -> Compiled:
-    return compiled(spec(change, drop))
+    return compile_spec(spec(change, drop))
 
 
 def findings(change: str = "", drop: str = "") -> tuple[Finding, ...]:
@@ -53,7 +53,7 @@ def findings(change: str = "", drop: str = "") -> tuple[Finding, ...]:
 
 def refused(text: str) -> tuple[Finding, ...]:
     with pytest.raises(SpecError) as caught:
-        compiled(from_tree(parse(text, "s.yaml")))
+        compile_spec(from_tree(parse(text, "s.yaml")))
     return caught.value.findings
 
 

@@ -35,7 +35,7 @@ from typing import Any
 import typer
 
 from blockc import api
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.graph.target import Target
 from blockc.ir import parameters
 from blockc.products.manifest import FORMAT, MANIFEST
@@ -205,7 +205,7 @@ def outputs() -> dict[str, dict[str, str]]:
 def _output(line: str) -> Tree:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
-        guarded(lambda: app(line.split(), standalone_mode=False))
+        run_guarded(lambda: app(line.split(), standalone_mode=False))
     return _annotation(said.getvalue()) if line.endswith("github") else json.loads(said.getvalue())
 
 

@@ -16,7 +16,7 @@ from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
 from blockc.ir import Function, Node, functions, is_call
 from blockc.language.spec import load
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from tests.paths import ROOT
 
 SPECS = {path.stem: path for path in sorted((ROOT / "specs").glob("*.yaml"))}
@@ -59,7 +59,7 @@ def _chosen(held: Mapping[str, frozenset[object]]) -> tuple[str, ...]:
 
 @cache
 def twin(name: str) -> Compiled:
-    return compiled(shrink(load(SPECS[name])))
+    return compile_spec(shrink(load(SPECS[name])))
 
 
 def features(model: Compiled, targets: tuple[Target, ...] = ()) -> frozenset[object]:

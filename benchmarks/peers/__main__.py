@@ -31,7 +31,7 @@ from blockc.bench import protocol
 from blockc.bench.floors import Work
 from blockc.bench.turns import cores
 from blockc.language.spec import load
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -99,7 +99,7 @@ class Bench:
         paths = self.paths(name)
         made = self.exports(name, paths)
         commands = self.commands(name, paths)
-        machine = Machine(Work(compiled(load(ROOT / "specs" / f"{case.spec}.yaml")), "fp32"), self.pinned)
+        machine = Machine(Work(compile_spec(load(ROOT / "specs" / f"{case.spec}.yaml")), "fp32"), self.pinned)
         turns = QUICK if self.quick else TURNS[name]
         try:
             if case.together:

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.peers.candidates import Candidate, Case
 from blockc.bench.floors import Work
-from blockc.bench.turns import Worker, WorkerError, order, python
+from blockc.bench.turns import Worker, WorkerError, order_of_turn, worker_command
 
 STEPS = 8  # of one token, in a turn
 PROMPT, GREEDY = 32, 24  # tokens from which, and how many likeliest ones, candidates are compared
@@ -67,7 +67,7 @@ def together(
             print(f"turn {turn + 1} of {turns}", flush=True)
             for request in dict.fromkeys(r for candidate, _ in commands.values() for r in requests(case, candidate)):
                 machine.measured(request[1] if request[0] == "prefill" else None)
-                for name, (candidate, _) in order(commands.items(), turn):
+                for name, (candidate, _) in order_of_turn(commands.items(), turn):
                     if request in requests(case, candidate):
                         times.tried(name, lambda n=name, r=request: times.asked(n, workers[n], *r))
     finally:
@@ -97,7 +97,7 @@ def apart(
         print(f"turn {i + 1} of {turns}", flush=True)
         for length in (*case.prefill, None):
             machine.measured(length)
-        for name, (candidate, command) in order(commands.items(), i):
+        for name, (candidate, command) in order_of_turn(commands.items(), i):
             times.tried(name, lambda n=name, c=candidate, w=command: turn(n, c, w))
     return times
 
@@ -115,7 +115,7 @@ class Machine:
     """Its two figures, measured between the candidates."""
 
     def __init__(self, work: Work, pinned: Sequence[int]) -> None:
-        self.work, self.worker = work, Worker("machine", python("blockc.bench.machine"), pinned)
+        self.work, self.worker = work, Worker("machine", worker_command("blockc.bench.machine"), pinned)
         self.how = self.worker.ask("load", threads=len(pinned))["how"]
         self.bytes_s, self.flops_s = list[float](), dict[int, list[dict[str, Any]]]()
 

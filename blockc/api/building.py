@@ -13,12 +13,12 @@ from blockc.basics.progress import Progress, silent
 from blockc.graph.target import Target
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.products import folder
-from blockc.products.product import Product, chosen
+from blockc.products.product import Product, choose_products
 from blockc.products.registry import PRODUCTS
 from blockc.proof import Proof, prove, targets_of
 from blockc.weights.adapter import open_adapter
 from blockc.weights.checkpoint import open_checkpoint
-from blockc.weights.plan import Mode, Plan, plan
+from blockc.weights.plan import Mode, WeightPlan, plan_weights
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def build(
     """
     if weights is None:
         _refuse_idle({"mode": mode is not None, "deep": deep, "adapters": adapters})
-    wanted = chosen(products, PRODUCTS)
+    wanted = choose_products(products, PRODUCTS)
     if require_proof and not proof:
         raise UsageError("proof=False and require_proof=True say opposite things")
     if out is not None and not str(out):
@@ -92,17 +92,22 @@ def build(
     folder.refuse_place(place, None if weights is None else Path(weights))
     if why := model.refuses(target):
         raise folder.FolderError(why)
-    planned = None if weights is None else _planned(model, Path(weights), mode, target, adapters)
+    planned = None if weights is None else _plan(model, Path(weights), mode, target, adapters)
     if planned is not None and planned.mode == "pack" and target.provider is not None:
         target = replace(target, packed=True)
     if planned is not None:
         planned = replace(planned, made=model.made(target))
-    output = folder.prepared(model, place, planned, proof, wanted, force)
+    output = folder.prepare_output(model, place, planned, proof, wanted, force)
     proved = prove(twin(model), targets=targets_of(target), progress=progress) if proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
         raise NotProvedError(proved)
-    written = folder.write(model, output, target, proved, planned, wanted, deep, progress)
-    notes = (*written.notes, *_not_run(target), *_left_unfused(model, target), *_of_products(wanted, model, target))
+    written = folder.write_build(model, output, target, proved, planned, wanted, deep, progress)
+    notes = (
+        *written.notes,
+        *_untested_notes(target),
+        *_unfused_notes(model, target),
+        *_product_notes(wanted, model, target),
+    )
     return Built(written.files, proved, notes)
 
 
@@ -112,17 +117,17 @@ def _refuse_idle(said: Mapping[str, object]) -> None:
         raise UsageError("is for weights: give them with weights=PATH", idle[0])
 
 
-def _not_run(target: Target) -> list[str]:
+def _untested_notes(target: Target) -> list[str]:
     """What was proved on the CPU's kernels alone."""
     return ["cuda: built, not run here"] if target.provider == "cuda" else []
 
 
-def _of_products(products: Sequence[Product], model: Compiled, target: Target) -> list[str]:
-    beside = folder.beside(model, target, {})
+def _product_notes(products: Sequence[Product], model: Compiled, target: Target) -> list[str]:
+    beside = folder.product_inputs(model, target, {})
     return [note for product in products for note in product.notes(beside)]
 
 
-def _left_unfused(model: Compiled, target: Target) -> list[str]:
+def _unfused_notes(model: Compiled, target: Target) -> list[str]:
     """Each reason for which ops are not fused, with the first of them and how many more there are."""
     names: dict[str, list[str]] = {}
     for left in model.left(target):
@@ -131,19 +136,23 @@ def _left_unfused(model: Compiled, target: Target) -> list[str]:
     return [f"left unfused: {nodes[0]}{more[reason]}: {reason}" for reason, nodes in names.items()]
 
 
-def _planned(model: Compiled, weights: Path, mode: Mode | None, target: Target, adapters: Sequence[Path | str]) -> Plan:
+def _plan(
+    model: Compiled, weights: Path, mode: Mode | None, target: Target, adapters: Sequence[Path | str]
+) -> WeightPlan:
     top, opened = model.spec.top, [open_adapter(Path(folder_)) for folder_ in adapters]
-    return plan(model.function, open_checkpoint(weights), top.checkpoint, mode, target.dtype, top.context, opened)
+    return plan_weights(
+        model.function, open_checkpoint(weights), top.checkpoint, mode, target.dtype, top.context, opened
+    )
 
 
 @packages()
 def verify(
     path: Path | str, assignments: Sequence[str] = (), *, deep: bool = False, progress: Progress = silent
-) -> folder.Checked:
+) -> folder.CheckResult:
     """The golden matrix of a spec's twin, or of the files in a build's folder; `deep` reads its linked tensors too.
 
     `progress` is called as in `build`.
     """
     if Path(path).is_dir():
-        return folder.check(Path(path), deep, progress)
-    return folder.Checked((), (), prove(twin(compile(path, assignments)), progress=progress))
+        return folder.check_build(Path(path), deep, progress)
+    return folder.CheckResult((), (), prove(twin(compile(path, assignments)), progress=progress))

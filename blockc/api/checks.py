@@ -28,7 +28,7 @@ def check(
     With a policy also each of its bounds that the spec does not keep.
     """
     refuse_config(str(path))
-    return check_file(str(spec_file(path)), assignments, _bounds(policy))
+    return check_file(str(spec_file(path)), assignments, _load_bounds(policy))
 
 
 def check_files(
@@ -41,7 +41,7 @@ def check_files(
 
     Files are those of `spec_files`, and of many as many are checked at once as there are cores.
     """
-    files, bounds = [str(file) for file in spec_files(*paths)], _bounds(policy)
+    files, bounds = [str(file) for file in spec_files(*paths)], _load_bounds(policy)
     found = _check_files(files, assignments, bounds)
     return (Checked(file, each, strict) for file, each in zip(files, found, strict=True))
 
@@ -53,5 +53,5 @@ def written(checked: Sequence[Checked], form: str = "text") -> str:
     return FORMATS[form](checked)
 
 
-def _bounds(given: Policy | Path | str | None) -> Policy | None:
+def _load_bounds(given: Policy | Path | str | None) -> Policy | None:
     return given if given is None or isinstance(given, Policy) else load_policy(given)

@@ -7,11 +7,11 @@ from pathlib import Path
 from blockc.api.models import compile  # noqa: A004
 from blockc.authoring.specfiles import spec_file
 from blockc.basics.errors import UsageError
-from blockc.checks.checking import misses
+from blockc.checks.checking import find_misses
 from blockc.diff import Diff, Side
 from blockc.diff import diff as _diff
 from blockc.diff.revision import at_revision
-from blockc.pipeline.compiled import compiled_tree
+from blockc.pipeline.compiled import compile_tree
 from blockc.source import MAX_BYTES, SpecError, inert, parse, read_bytes
 
 
@@ -25,23 +25,23 @@ def diff(old: Path | str, new: Path | str | None = None, *, against: str | None 
         raise UsageError("expected two specs, or one with against=git:REF")
     if against is None:
         assert new is not None
-        return _diff(_side(spec_file(old)), _side(spec_file(new)))
+        return _diff(_side_of(spec_file(old)), _side_of(spec_file(new)))
     file = spec_file(old)
-    return _diff(_past(file, against), _side(file))
+    return _diff(_side_at(file, against), _side_of(file))
 
 
-def _side(path: Path) -> Side:
+def _side_of(path: Path) -> Side:
     return Side(str(path), read_bytes(path), compile(path))
 
 
-def _past(path: Path, against: str) -> Side:
+def _side_at(path: Path, against: str) -> Side:
     """The file as a revision has it. Its `expect` was compared then."""
     kind, _, ref = against.partition(":")
     if kind != "git" or not ref:
         raise UsageError(f"{inert(against)}: expected git:REF, such as git:HEAD")
     text = at_revision(path, ref, MAX_BYTES + 1)
     file = f"{against}:{path}"
-    model = compiled_tree(parse(text, file))
-    if found := misses(model, expectations=False):
+    model = compile_tree(parse(text, file))
+    if found := find_misses(model, expectations=False):
         raise SpecError(found)
     return Side(file, text, model)

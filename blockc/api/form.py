@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from blockc.authoring.specfiles import named, spec_file, write_whole
+from blockc.authoring.specfiles import find_bundled, spec_file, write_whole
 from blockc.basics.errors import UsageError
 from blockc.language.fmt import formatted
 from blockc.source import inert, read_bytes
@@ -42,7 +42,7 @@ def format_text(text: str, file: str = "<text>") -> str:
 def fmt(path: Path | str, *, write: bool = True) -> Formatted:
     """The spec file in the one form, written where it was unless `write` is False. Values and comments stay."""
     file = spec_file(path)
-    if write and named(str(path)) is not None:
+    if write and find_bundled(str(path)) is not None:
         raise UsageError(f"{inert(str(path))}: comes with blockc, and is not written over: give write=False")
     old = read_bytes(file)
     made = Formatted(str(file), old, formatted(old, str(file)))

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from blockc.authoring.specfiles import NoSpecError, model_file
 from blockc.basics.errors import CheckpointError, UsageError
-from blockc.checks.checking import misses
+from blockc.checks.checking import find_misses
 from blockc.graph.shrink import shrink
 from blockc.importing import config_file, read_config
 from blockc.layouts import layout
-from blockc.pipeline.compiled import Compiled, compiled, compiled_tree
+from blockc.pipeline.compiled import Compiled, compile_spec, compile_tree
 from blockc.report import Report, report
 from blockc.report.sizes import byte_size
 from blockc.source import Finding, MappingNode, SpecError, inert, override, read
 from blockc.weights.checkpoint import open_checkpoint
-from blockc.weights.rules import group_sizes, matched, misfit, rules
+from blockc.weights.rules import group_sizes, match_tensors, misfit_error, rules
 
 
 def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # noqa: A001
@@ -27,16 +27,16 @@ def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # n
     Raises SpecError also where a figure of `expect` or the checkpoint's layout does not hold. `expect` speaks of the
     spec as it is written, so with assignments it is not compared.
     """
-    tree, warnings = _tree(model_file(path))
+    tree, warnings = _read_tree(model_file(path))
     for assignment in assignments:
         tree = override(tree, assignment)
-    model = replace(compiled_tree(tree), warnings=warnings)
-    if found := misses(model, expectations=not assignments):
+    model = replace(compile_tree(tree), warnings=warnings)
+    if found := find_misses(model, expectations=not assignments):
         raise SpecError(found)
     return model
 
 
-def _tree(path: Path) -> tuple[MappingNode, tuple[Finding, ...]]:
+def _read_tree(path: Path) -> tuple[MappingNode, tuple[Finding, ...]]:
     """(The spec; the warnings of its import, where it is one.)"""
     config = config_file(path)
     if config is None:
@@ -67,35 +67,35 @@ def import_spec(path: Path | str) -> str:
 
 def imported_spec(path: Path | str) -> ImportedSpec:
     """The same, with what is to be known of it."""
-    file = _config(Path(path))
+    file = _find_config(Path(path))
     imported = read_config(file)
-    model = compiled_tree(imported.tree)
-    if found := misses(model):
+    model = compile_tree(imported.tree)
+    if found := find_misses(model):
         raise SpecError(found)
     weighed = Path(path).is_dir() and any(file.parent.glob("*.safetensors"))
     if weighed:
-        _fits(model, file.parent)
-    from blockc.authoring.importtext import spec_text  # which other words need not wait for
+        _check_weights(model, file.parent)
+    from blockc.authoring.importtext import imported_spec_text  # which other words need not wait for
 
-    return ImportedSpec(spec_text(imported, model, weighed), imported.warnings)
+    return ImportedSpec(imported_spec_text(imported, model, weighed), imported.warnings)
 
 
-def _config(path: Path) -> Path:
+def _find_config(path: Path) -> Path:
     if not path.exists():
         raise NoSpecError(f"{inert(str(path))}: no such file or folder")
     if (file := config_file(path)) is None:
-        raise NoSpecError(f"{inert(str(path))}: no config.json, nor a folder with one{_of_gguf(path)}")
+        raise NoSpecError(f"{inert(str(path))}: no config.json, nor a folder with one{_gguf_hint(path)}")
     return file
 
 
-def _of_gguf(path: Path) -> str:
+def _gguf_hint(path: Path) -> str:
     """What reads a GGUF file, where that is what there is."""
     if path.suffix != ".gguf" and not any(path.glob("*.gguf")):
         return ""
     return f"; a GGUF file is read as the weights of a spec: `blockc build SPEC --weights {inert(str(path))}`"
 
 
-def _fits(model: Compiled, folder: Path) -> None:
+def _check_weights(model: Compiled, folder: Path) -> None:
     """Raises CheckpointError where the headers of a folder's weights are not those of the model; no tensor is read."""
     if model.spec.top.checkpoint is None:
         raise CheckpointError(
@@ -104,9 +104,9 @@ def _fits(model: Compiled, folder: Path) -> None:
     held = open_checkpoint(folder)
     says = held.unlike(model.function, model.spec.top.context)
     named = layout(model.spec.top.checkpoint or "")
-    match = matched(rules(named, model.function, group_sizes(model.function)), held.tensors)
+    match = match_tensors(rules(named, model.function, group_sizes(model.function)), held.tensors)
     if faults := [*says, *match.faults]:
-        raise misfit(faults)
+        raise misfit_error(faults)
 
 
 def figures(
@@ -121,7 +121,7 @@ def figures(
 
     `device_memory` is bytes, or a size such as "80GB". Raises UsageError for a size or a dtype that is none.
     """
-    memory = _bytes(device_memory) if isinstance(device_memory, str) else device_memory
+    memory = _parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
     return report(
         model.spec,
         model.decoder,
@@ -133,7 +133,7 @@ def figures(
     )
 
 
-def _bytes(text: str) -> int:
+def _parse_bytes(text: str) -> int:
     try:
         return byte_size(text)
     except UsageError as error:
@@ -163,4 +163,4 @@ def table(figured: Sequence[Report]) -> str:
 
 def twin(model: Compiled) -> Compiled:
     """The model small enough to run: its tiny twin, or itself where it is one."""
-    return compiled(shrink(model.spec))
+    return compile_spec(shrink(model.spec))

@@ -40,8 +40,8 @@ def run(
     """
     from blockc.runtime import Session
     from blockc.runtime.chat import prompt_ids
-    from blockc.runtime.sampling import chosen
-    from blockc.runtime.stream import Stream
+    from blockc.runtime.sampling import choose_sampler
+    from blockc.runtime.stream import TextStream
     from blockc.runtime.text import Tokenizer
 
     if isinstance(prompts, str):
@@ -50,11 +50,11 @@ def run(
         raise UsageError(f"{tokens}: expected 1 or more", "tokens")
     if system is not None and not chat:
         raise UsageError("is told to an assistant: give chat=True too", "system")
-    choose = chosen(temperature, top_k, top_p, seed)
+    choose = choose_sampler(temperature, top_k, top_p, seed)
     session = Session(folder, provider, threads, prepack, capture)
     tokenizer = Tokenizer(Path(folder), session.model.vocab)
     read = [prompt_ids(Path(folder), tokenizer, text, chat, system) for text in prompts]
-    streams = [Stream(tokenizer, ids) for ids in read]
+    streams = [TextStream(tokenizer, ids) for ids in read]
     texts = [""] * len(read)
     for step in session.generate(read, tokens, tokenizer.stop, choose) if read else ():
         for i, token in enumerate(step):
@@ -84,19 +84,19 @@ def bench(
     `said` is called with a line for each step. `text()` and `data()` of the answer are what the command prints.
     Raises SessionError and WorkerError.
     """
-    from blockc.bench.measure import Measure, entries, measured
+    from blockc.bench.measure import Measure, find_entries, run_bench
 
     measures = [*(Measure("prefill", n) for n in prefill), *(Measure("decode", n) for n in decode)]
     if not measures:
         raise UsageError("nothing to measure: give lengths of prefill or decode")
     if bad := [n for n in (turns, *prefill, *decode, *([] if threads is None else [threads])) if n < 1]:
         raise UsageError(f"{bad[0]}: expected numbers of tokens, turns and threads, 1 or more")
-    found = entries(Path(folder), [Path(other) for other in against])
-    return measured(found, measures, provider=provider, threads=threads, turns=turns, said=said)
+    found = find_entries(Path(folder), [Path(other) for other in against])
+    return run_bench(found, measures, provider=provider, threads=threads, turns=turns, said=said)
 
 
 def doctor(folder: Path | str = ".") -> Health:
     """What this interpreter has of what blockc uses, whether it works, and the fix; hard links in the folder."""
-    from blockc.checks.doctor import examined
+    from blockc.checks.doctor import examine
 
-    return examined(Path(folder))
+    return examine(Path(folder))

@@ -57,13 +57,15 @@ def _additions(root: Function) -> Iterator[str]:
         yield layers[0].inputs[0].name
     for layer in layers:
         function = called(layer)
-        inner = {v.node for n in function.nodes if isinstance(n.op, Add) for v in n.inputs if _only_summed(function, v)}
+        inner = {
+            v.node for n in function.nodes if isinstance(n.op, Add) for v in n.inputs if _is_partial_sum(function, v)
+        }
         for n in function.nodes:
             if isinstance(n.op, Add) and n not in inner:
                 yield f"{layer.name}.{n.name}"
 
 
-def _only_summed(function: Function, value: Value) -> bool:
+def _is_partial_sum(function: Function, value: Value) -> bool:
     """A sum of branches on its way into the residual: no stream yet."""
     users = [n for n in function.nodes if value in n.inputs]
     ends = [v for _, v in function.outputs]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from blockc.authoring.newspec import lines
-from blockc.checks.advice import beyond_scaling
+from blockc.authoring.newspec import format_key
+from blockc.checks.advice import is_beyond_scaling
 from blockc.importing import CONFIG, Imported
 from blockc.language.fmt import formatted
 from blockc.pipeline.compiled import Compiled
@@ -12,38 +12,38 @@ from blockc.report.memory import growth
 from blockc.source import plain
 
 
-def spec_text(imported: Imported, model: Compiled, weighed: bool) -> str:
+def imported_spec_text(imported: Imported, model: Compiled, weighed: bool) -> str:
     """The spec, with its figures as they are computed; `weighed` says that a checkpoint's tensors have them too."""
-    data = {key: _short(plain(entry.value)) for key, entry in imported.tree.entries.items()}
+    data = {key: _shorten(plain(entry.value)) for key, entry in imported.tree.entries.items()}
     kinds, graph = model.spec.kinds, Graph(model.function, model.decoder.kinds)
     expect = {"parameters": model.parameters, "kv_values_per_token": growth(graph, 1)}
-    expect |= {"context": model.spec.top.context} if beyond_scaling(model) else {}
+    expect |= {"context": model.spec.top.context} if is_beyond_scaling(model) else {}
     data["expect"] = {**expect, **({"layers": kinds} if len(kinds) > 1 else {})}
     by = "as the checkpoint's tensors have them" if weighed else "as computed from these sizes"
     written: list[str] = []
     for key, value in data.items():
         written += [f"# parameters: {by}"] if key == "expect" else ()
-        written += _block(key, value)
+        written += _block_lines(key, value)
     written[0] += f"  # imported from a {CONFIG} of model_type {imported.model_type}"
     return formatted("\n".join([*written, ""]).encode(), "spec").decode()
 
 
-def _block(key: str, value: object) -> list[str]:
+def _block_lines(key: str, value: object) -> list[str]:
     """A key's lines; layers and their kinds one below the other."""
     if key != "layers" or not isinstance(value, dict):
-        return lines(key, value, "")
+        return format_key(key, value, "")
     kinds = value["kinds"]
-    listed = [line for word in value if word != "kinds" for line in lines(word, value[word], "  ")]
-    return ["layers:", *listed, "  kinds:", *(line for kind in kinds for line in lines(kind, kinds[kind], "    "))]
+    listed = [line for word in value if word != "kinds" for line in format_key(word, value[word], "  ")]
+    return ["layers:", *listed, "  kinds:", *(line for kind in kinds for line in format_key(kind, kinds[kind], "    "))]
 
 
-def _short(value: object) -> object:
+def _shorten(value: object) -> object:
     """8.0 as 8: a number of the language is the same whether it is written with a point or not."""
     match value:
         case dict():
-            return {key: _short(inner) for key, inner in value.items()}
+            return {key: _shorten(inner) for key, inner in value.items()}
         case list():
-            return [_short(inner) for inner in value]
+            return [_shorten(inner) for inner in value]
         case float() if value.is_integer() and abs(value) < 1e15:
             return int(value)
         case _:

@@ -97,7 +97,7 @@ class Family:
 
     def _count(self, sizes: Sizes) -> int:
         try:
-            function = build(elaborate(_spec(self.with_sizes(sizes))))
+            function = build(elaborate(_read_spec(self.with_sizes(sizes))))
         except SpecError as error:  # its places are in a text that nobody has written
             why = error.findings[0].message
             raise NoDesignError(
@@ -106,11 +106,11 @@ class Family:
         return sum(param.learned for param in parameters(function).values())
 
 
-def family(tree: MappingNode, name: str) -> Family:
+def read_family(tree: MappingNode, name: str) -> Family:
     """Raises SpecError where the spec is wrong, NoDesignError where its layers have no one shape."""
     spec = from_tree(tree)
     data: Any = {
-        key: value for key, value in _plain(tree).items() if key not in ("description", "checkpoint", "expect")
+        key: value for key, value in _plain_keys(tree).items() if key not in ("description", "checkpoint", "expect")
     }
     layer = spec.distinct[0].keys
     varied = [said.get(key, {}) for said in _overlays(data) for key in ("attention", "mlp")]
@@ -124,10 +124,10 @@ def family(tree: MappingNode, name: str) -> Family:
     attention = layer.attention.resolved(spec.top.width)
     heads, kv_heads, head_dim = attention.heads, attention.kv_heads or attention.heads, attention.head_dim or 0
     sizes = Sizes(spec.top.width, spec.top.depth, heads, kv_heads, head_dim, layer.mlp.width)
-    return Family(name, _within_scaling(data), sizes, _tile(data))
+    return Family(name, _limit_context(data), sizes, _tile(data))
 
 
-def _plain(tree: MappingNode) -> dict[str, Any]:
+def _plain_keys(tree: MappingNode) -> dict[str, Any]:
     data: Any = plain(tree)
     return data
 
@@ -148,7 +148,7 @@ def _tile(data: dict[str, Any]) -> int:
     return sum(next(iter(each.values())) if isinstance(each, dict) else 1 for each in pattern) or 1
 
 
-def _within_scaling(data: dict[str, Any]) -> dict[str, Any]:
+def _limit_context(data: dict[str, Any]) -> dict[str, Any]:
     """With a context that the scaling of rope covers, where it says how far it goes."""
     rope: Any = data["attention"].get("rope")
     scaling = rope.get("scaling") if isinstance(rope, dict) else None
@@ -160,11 +160,11 @@ def _within_scaling(data: dict[str, Any]) -> dict[str, Any]:
 # The search
 
 
-def nearest(family: Family, budget: float) -> tuple[Sizes, int]:
+def find_nearest(family: Family, budget: float) -> tuple[Sizes, int]:
     """The design and its parameters. Raises NoDesignError where none is within 3 percent of the budget."""
     best: tuple[Sizes, int] | None = None
     for head_dim in _head_dims(family):
-        counted = [(sizes, family.count(sizes)) for sizes in _likely(family, budget, head_dim)]
+        counted = [(sizes, family.count(sizes)) for sizes in _find_likely(family, budget, head_dim)]
         near = [each for each in counted if abs(each[1] / budget - 1) <= NEAR]
         if near:
             return min(near, key=lambda each: _distance(family, budget, *each))
@@ -190,9 +190,9 @@ def _distance(family: Family, budget: float, sizes: Sizes, count: float) -> floa
     return abs(count / budget - 1) + abs(math.log(sizes.aspect / family.sizes.aspect))
 
 
-def _likely(family: Family, budget: float, head_dim: int) -> list[Sizes]:
+def _find_likely(family: Family, budget: float, head_dim: int) -> list[Sizes]:
     """The designs that promise most by an estimate of their parameters."""
-    shapes = _shapes(family, budget, head_dim)
+    shapes = _find_shapes(family, budget, head_dim)
     if not shapes:
         return []
     before, layers = _estimate(family, shapes)
@@ -209,7 +209,7 @@ def _likely(family: Family, budget: float, head_dim: int) -> list[Sizes]:
     return [sizes for *_, sizes in sorted(found, key=lambda each: each[:3])[:TRIED]]
 
 
-def _shapes(family: Family, budget: float, head_dim: int) -> list[Sizes]:
+def _find_shapes(family: Family, budget: float, head_dim: int) -> list[Sizes]:
     """Every width that keeps the ratios, up to four times that of the budget in layers alone."""
     own = family.sizes
     layer = (
@@ -228,10 +228,10 @@ def _estimate(family: Family, shapes: list[Sizes]) -> tuple[Any, Any]:
     one = {w: family.count(replace(sizes, depth=family.tile)) for w, sizes in through.items()}
     two = {w: family.count(replace(sizes, depth=2 * family.tile)) for w, sizes in through.items()}
     layer = {w: (two[w] - one[w]) / family.tile for w in through}
-    return _through({w: 2 * one[w] - two[w] for w in through}), _through(layer)
+    return _interpolate({w: 2 * one[w] - two[w] for w in through}), _interpolate(layer)
 
 
-def _through(points: dict[int, float]) -> Any:
+def _interpolate(points: dict[int, float]) -> Any:
     """The polynomial of least degree through the points (Lagrange)."""
 
     def at(x: int) -> float:
@@ -243,7 +243,7 @@ def _through(points: dict[int, float]) -> Any:
 # The text
 
 
-def spec_text(name: str, family: Family, sizes: Sizes, budget: float | None) -> str:
+def new_spec_text(name: str, family: Family, sizes: Sizes, budget: float | None) -> str:
     """The spec with its comments. `expect` has the parameters that it has."""
     data = {**family.with_sizes(sizes), "name": name}
     counted = family.count(sizes)
@@ -253,7 +253,7 @@ def spec_text(name: str, family: Family, sizes: Sizes, budget: float | None) -> 
         if key in data:
             written += _comments(family, sizes, budget, counted) if key == "width" else ()
             written += ["# parameters: as computed from these sizes"] if key == "expect" else ()
-            written += lines(key, data[key], "")
+            written += format_key(key, data[key], "")
     return "\n".join(written) + "\n"
 
 
@@ -271,20 +271,20 @@ def _comments(family: Family, sizes: Sizes, budget: float | None, counted: int) 
     ]
 
 
-def lines(key: str, value: Any, indent: str) -> list[str]:
+def format_key(key: str, value: Any, indent: str) -> list[str]:
     """A key and its value: on one line where there is room, else a key a line."""
-    one = f"{indent}{key}: {_flow(value)}"
+    one = f"{indent}{key}: {_flow_text(value)}"
     if len(one) <= WIDE or not isinstance(value, dict):
         return [one]
-    return [f"{indent}{key}:", *(line for k, v in value.items() for line in lines(k, v, indent + "  "))]
+    return [f"{indent}{key}:", *(line for k, v in value.items() for line in format_key(k, v, indent + "  "))]
 
 
-def _flow(value: Any) -> str:
+def _flow_text(value: Any) -> str:
     match value:
         case dict():
-            return "{" + ", ".join(f"{_flow(key)}: {_flow(inner)}" for key, inner in value.items()) + "}"
+            return "{" + ", ".join(f"{_flow_text(key)}: {_flow_text(inner)}" for key, inner in value.items()) + "}"
         case list():
-            return "[" + ", ".join(map(_flow, value)) + "]"
+            return "[" + ", ".join(map(_flow_text, value)) + "]"
         case str():
             bare = re.fullmatch(r"[A-Za-z0-9][\w.+-]*", value, re.ASCII) and resolve(value) == value
             return value if bare else json.dumps(value, ensure_ascii=False)
@@ -294,8 +294,8 @@ def _flow(value: Any) -> str:
             return number(repr(value))
 
 
-def _spec(data: dict[str, Any]) -> Spec:
-    return from_tree(parse("\n".join(f"{key}: {_flow(value)}" for key, value in data.items()), "spec"))
+def _read_spec(data: dict[str, Any]) -> Spec:
+    return from_tree(parse("\n".join(f"{key}: {_flow_text(value)}" for key, value in data.items()), "spec"))
 
 
 def budget_of(said: str | float) -> float:
@@ -312,9 +312,9 @@ def new_spec(name: str, tree: MappingNode, like: str, budget: float | None) -> t
     """The text of a spec that `check` finds nothing in, its sizes and its parameters."""
     from blockc.checks.checking import check_text
 
-    kept = family(tree, like)
-    sizes, counted = (kept.sizes, kept.count(kept.sizes)) if budget is None else nearest(kept, budget)
-    text = spec_text(name, kept, sizes, budget)
+    kept = read_family(tree, like)
+    sizes, counted = (kept.sizes, kept.count(kept.sizes)) if budget is None else find_nearest(kept, budget)
+    text = new_spec_text(name, kept, sizes, budget)
     if found := check_text(text.encode(), f"{name}.yaml"):
         raise NoDesignError(f"a spec of {like}'s ratios would not be clean: {found[0].message}")
     return text, sizes, counted

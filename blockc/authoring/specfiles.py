@@ -25,15 +25,15 @@ class NoSpecError(UsageError):
 # One spec
 
 
-def named(word: str) -> Path | None:
+def find_bundled(word: str) -> Path | None:
     """The spec of this name, from the working folder where it lies below that; a file of the name goes before it."""
     if os.path.lexists(word) and not os.path.isdir(word):
         return None
     found = specs().get(word)
-    return None if found is None else _near(found)
+    return None if found is None else _shorten_path(found)
 
 
-def _near(path: Path) -> Path:
+def _shorten_path(path: Path) -> Path:
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
@@ -41,12 +41,12 @@ def _near(path: Path) -> Path:
 def spec_file(path: Path | str) -> Path:
     """A spec's file; a name alone is that of a spec that comes with blockc. Raises NoSpecError."""
     path = Path(path)
-    if (found := named(str(path))) is not None:
+    if (found := find_bundled(str(path))) is not None:
         return found
     if path.is_dir():
         raise NoSpecError(f"{inert(str(path), PATH_SHOWN)}: is a folder, and one spec is wanted")
     if not path.exists():
-        raise NoSpecError(no_such(str(path)))
+        raise NoSpecError(missing_message(str(path)))
     return path
 
 
@@ -58,11 +58,11 @@ def model_file(path: Path | str) -> Path:
     return path if config_file(path) is not None and path.exists() else spec_file(path)
 
 
-def no_such(word: str) -> str:
+def missing_message(word: str) -> str:
     """That there is no such file, and what may have been meant."""
     folder, name = os.path.split(word)
     if folder or name.endswith(SUFFIXES):
-        near = suggest(name, _beside(folder or "."))
+        near = suggest(name, _specs_in(folder or "."))
         near = os.path.join(folder, near) if near else None
         more = ""
     else:
@@ -72,7 +72,7 @@ def no_such(word: str) -> str:
     )
 
 
-def _beside(folder: str) -> Iterable[str]:
+def _specs_in(folder: str) -> Iterable[str]:
     try:
         return [entry.name for entry in os.scandir(folder) if entry.name.endswith(SUFFIXES)]
     except OSError:
@@ -85,17 +85,17 @@ def _beside(folder: str) -> Iterable[str]:
 def files_at(word: str) -> list[str]:
     """The files that a word means, as it says them: a file, all specs of a folder, those of a glob such as
     specs/**/*.yaml, or a spec that comes with blockc. Raises NoSpecError."""
-    if os.path.isdir(word) and (found := _below(word)):
+    if os.path.isdir(word) and (found := _specs_below(word)):
         return found
     refuse_config(word)
     if os.path.isdir(word):
         return []
     if os.path.lexists(word):
         return [word]
-    if (spec := named(word)) is not None:
+    if (spec := find_bundled(word)) is not None:
         return [str(spec)]
     if not glob.has_magic(word):
-        raise NoSpecError(no_such(word))
+        raise NoSpecError(missing_message(word))
     all_kinds = glob.has_magic(os.path.basename(word).rpartition(".")[2]) or "." not in os.path.basename(word)
     found = [file for file in sorted(glob.glob(word, recursive=True)) if os.path.isfile(file)]
     return [file for file in found if file.endswith(SUFFIXES)] if all_kinds else found
@@ -113,7 +113,7 @@ def refuse_config(word: str) -> None:
         raise NoSpecError(f"{shown}: {held}: `blockc import {shown}` writes its spec")
 
 
-def _below(folder: str) -> list[str]:
+def _specs_below(folder: str) -> list[str]:
     return sorted(str(path) for path in Path(folder).rglob("*") if path.suffix in SUFFIXES and path.is_file())
 
 

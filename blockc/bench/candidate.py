@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from blockc.bench.opening import opened, weights_of
-from blockc.bench.protocol import UnableError, drawn, memory, serve
+from blockc.bench.opening import open_session, weights_of
+from blockc.bench.protocol import UnableError, draw_tokens, memory, serve
 from blockc.graph.target import Provider
 from blockc.runtime import ProviderError, Session, SessionError
 
 
-class Candidate:
+class SessionWorker:
     """One model, opened at `load`. Every request begins with an empty cache."""
 
     def __init__(self, folder: Path, provider: Provider, shared: bool, prepack: bool = True) -> None:
@@ -35,7 +35,7 @@ class Candidate:
         import onnxruntime
 
         start = time.perf_counter()
-        self.loaded = opened(self.folder, self.provider, threads, self.shared, self.prepack)
+        self.loaded = open_session(self.folder, self.provider, threads, self.shared, self.prepack)
         seconds = time.perf_counter() - start
         self._steps(1, 1)
         return {
@@ -53,24 +53,24 @@ class Candidate:
         return {"ms": self._steps(context, steps + 1)[1:]}
 
     def _prefill(self, count: int, room: int) -> float:
-        ids = drawn(count, self.session.model.vocab)
+        ids = draw_tokens(count, self.session.model.vocab)
         self.session.reset()
-        return _taken(partial(self.session.prefill, [ids], room))
+        return _time(partial(self.session.prefill, [ids], room))
 
     def _steps(self, context: int, steps: int) -> list[float]:
         self._prefill(context, steps)
-        ids = drawn(steps, self.session.model.vocab)
-        return [_taken(partial(self.session.decode, [token])) for token in ids]
+        ids = draw_tokens(steps, self.session.model.vocab)
+        return [_time(partial(self.session.decode, [token])) for token in ids]
 
 
-def _taken(call: Callable[[], object]) -> float:
+def _time(call: Callable[[], object]) -> float:
     """Milliseconds."""
     start = time.perf_counter()
     call()
     return 1000 * (time.perf_counter() - start)
 
 
-def handled(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+def as_handler(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """What a session refuses, as the protocol says it."""
 
     def answer(**request: Any) -> dict[str, Any]:
@@ -89,9 +89,9 @@ def main() -> None:
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("--no-prepack", action="store_true")
     said = parser.parse_args()
-    candidate = Candidate(said.folder, said.provider, said.shared, not said.no_prepack)
+    candidate = SessionWorker(said.folder, said.provider, said.shared, not said.no_prepack)
     methods = {"load": candidate.load, "prefill": candidate.prefill, "decode": candidate.decode}
-    serve({name: handled(method) for name, method in methods.items()} | {"memory": lambda: memory() or {}})
+    serve({name: as_handler(method) for name, method in methods.items()} | {"memory": lambda: memory() or {}})
 
 
 if __name__ == "__main__":

@@ -47,10 +47,10 @@ uint64_t read_all(const uint64_t *x, size_t n) {
     return sum[0];
 }
 """
-Reading = Callable[[Array], object]
+ReadLoop = Callable[[Array], object]
 
 
-def compiled() -> Reading | None:
+def compile_loop() -> ReadLoop | None:
     """Reads an array of uint64 and adds it up. None where no C compiler makes it."""
     compiler = shutil.which("cc")
     if compiler is None:
@@ -68,7 +68,7 @@ def compiled() -> Reading | None:
     return lambda x: loop(x.ctypes.data, x.size)
 
 
-def dot(x: Array) -> object:
+def sum_by_dot(x: Array) -> object:
     numbers = x.view(np.float64)
     return np.dot(numbers, numbers)
 
@@ -83,8 +83,8 @@ class Machine:
     """`threads` of its cores, a buffer's share for each."""
 
     def load(self, threads: int) -> dict[str, Any]:
-        loop = compiled()
-        self.threads, self.how, self.reading = threads, COMPILED if loop else NUMPY, loop or dot
+        loop = compile_loop()
+        self.threads, self.how, self.reading = threads, COMPILED if loop else NUMPY, loop or sum_by_dot
         each = max(_LEAST, _CACHES * last_cache()) // threads // 8
         self.shares = [np.ones(each, np.uint64) for _ in range(threads)]
         return {"how": self.how, "buffer": 8 * each * threads, "memory": memory()}
@@ -92,7 +92,7 @@ class Machine:
     def read(self, repeat: int) -> dict[str, Any]:
         return {"bytes_s": [self.reads(self.reading) for _ in range(repeat + 1)][1:]}
 
-    def reads(self, reading: Reading) -> float:
+    def reads(self, reading: ReadLoop) -> float:
         """Bytes a second."""
         return sum(share.nbytes for share in self.shares) / self._seconds(reading, self.shares)
 
@@ -133,7 +133,7 @@ class Machine:
     def _ways(self, rows: int, k: int, m: int) -> dict[str, Callable[[], float]]:
         """Seconds of one product (N, K) (K, M). Of NumPy's each thread has a part of the M columns."""
         x, weight = np.ones((rows, k), np.float32), np.ones((k, m), np.float32)
-        session = _session(_matmul(weight), self.threads)
+        session = _open_session(_matmul_model(weight), self.threads)
         parts = [np.ascontiguousarray(part) for part in np.array_split(weight, self.threads, 1)]
 
         def onnxruntime() -> float:
@@ -144,7 +144,7 @@ class Machine:
         return {"onnxruntime": onnxruntime, "NumPy": lambda: self._seconds(lambda part: x @ part, parts)}
 
 
-def _session(model: bytes, threads: int) -> Any:
+def _open_session(model: bytes, threads: int) -> Any:
     import onnxruntime
 
     options: Any = onnxruntime.SessionOptions()
@@ -152,7 +152,7 @@ def _session(model: bytes, threads: int) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def _matmul(weight: Array) -> bytes:
+def _matmul_model(weight: Array) -> bytes:
     from onnx import TensorProto, helper, numpy_helper
 
     x, y = (

@@ -12,16 +12,16 @@ import numpy as np
 
 from blockc.bench.floors import Work
 from blockc.bench.opening import disk_of, is_build, is_shared
-from blockc.bench.turns import Worker, WorkerError, by_turns, cores, python, started
+from blockc.bench.turns import Worker, WorkerError, ask_by_turns, cores, start_workers, worker_command
 from blockc.graph.target import Provider
 from blockc.language.spec import load
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.runtime import SessionError
 from blockc.runtime.opening import manifest_of
 
 STEPS = 32  # of a decode in a turn
 _READS, _PRODUCTS = 5, 5
-Said = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Entry:
+class BenchEntry:
     """A folder in the comparison; another's graph may be in it twice. `work`: of a build, what its floor is made of."""
 
     name: str
@@ -56,7 +56,7 @@ class Entry:
 
     def command(self, provider: Provider) -> list[str]:
         shared = ["--shared"] if self.shared else []
-        return python("blockc.bench.candidate", str(self.folder), "--provider", provider, *shared)
+        return worker_command("blockc.bench.candidate", str(self.folder), "--provider", provider, *shared)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Speed:
 class Candidate:
     """What was measured of one. `floor` in milliseconds, where it is known."""
 
-    entry: Entry
+    entry: BenchEntry
     disk: int
     load: dict[str, Any]
     ms: dict[Measure, list[float]] = field(default_factory=dict[Measure, list[float]])
@@ -105,15 +105,15 @@ class Bench:
 
     def text(self) -> str:
         """As tables."""
-        from blockc.bench.tables import text
+        from blockc.bench.tables import as_text
 
-        return text(self)
+        return as_text(self)
 
     def data(self) -> dict[str, Any]:
         """What the JSON has."""
-        from blockc.bench.tables import data
+        from blockc.bench.tables import as_data
 
-        return data(self)
+        return as_data(self)
 
     @property
     def other(self) -> Candidate | None:
@@ -121,71 +121,71 @@ class Bench:
         return self.candidates[1] if len(self.candidates) > 1 else None
 
 
-def entries(folder: Path, against: Sequence[Path]) -> list[Entry]:
+def find_entries(folder: Path, against: Sequence[Path]) -> list[BenchEntry]:
     """The candidates of all folders, each under a name of its own. Raises SessionError."""
     folders = [folder, *against]
     plain = [Path(os.path.abspath(path)).name for path in folders]
     names = plain if len(set(plain)) == len(plain) else [str(path) for path in folders]
     if len(set(names)) < len(names):
         raise SessionError(f"{max(names, key=names.count)}: is given twice")
-    found: list[Entry] = []
+    found: list[BenchEntry] = []
     for name, path in zip(names, folders, strict=True):
         if is_build(path):
-            found.append(Entry(name, path, work=_work(path)))
+            found.append(BenchEntry(name, path, work=_work_of(path)))
         else:
-            found.append(Entry(name, path))
-            found += [Entry(f"{name}, shared cache", path, shared=True)] if is_shared(path) else []
+            found.append(BenchEntry(name, path))
+            found += [BenchEntry(f"{name}, shared cache", path, shared=True)] if is_shared(path) else []
     return found
 
 
-def _work(folder: Path) -> Work:
+def _work_of(folder: Path) -> Work:
     target = manifest_of(folder).target
     spec = folder / "spec.resolved.yaml"
     if not spec.is_file():
         raise SessionError(f"{folder}: no {spec.name}, so no whole build")
-    return Work(compiled(load(spec)), target.dtype)
+    return Work(compile_spec(load(spec)), target.dtype)
 
 
-def measured(
-    found: Sequence[Entry],
+def run_bench(
+    found: Sequence[BenchEntry],
     measures: Sequence[Measure],
     *,
     provider: Provider = "cpu",
     threads: int | None = None,
     turns: int = 5,
-    said: Said = lambda _: None,
+    said: Say = lambda _: None,
 ) -> Bench:
     """Opens all candidates at once, and measures them by turns. Raises SessionError and WorkerError."""
     pinned = cores(threads)
     if pinned and threads is not None and len(pinned) < threads:
         raise SessionError(f"{threads} threads, and this process may use {len(pinned)} cores: one thread is on each")
     threads = threads or len(pinned) or os.cpu_count() or 1
-    with started({entry.name: entry.command(provider) for entry in found}, pinned) as workers:
-        candidates = [_loaded(entry, workers[entry.name], threads, measures, said) for entry in found]
+    with start_workers({entry.name: entry.command(provider) for entry in found}, pinned) as workers:
+        candidates = [_load(entry, workers[entry.name], threads, measures, said) for entry in found]
         bench = Bench(provider, pinned, threads, turns, tuple(measures), candidates)
-        machine = {} if provider == "cuda" else {"the machine": python("blockc.bench.machine")}
-        with started(machine, pinned) as gauges:
+        machine = {} if provider == "cuda" else {"the machine": worker_command("blockc.bench.machine")}
+        with start_workers(machine, pinned) as gauges:
             _measure(bench, workers, next(iter(gauges.values()), None), said)
     _lay_floors(bench)
     return bench
 
 
-def _measure(bench: Bench, workers: Mapping[str, Worker], gauge: Worker | None, said: Said) -> None:
+def _measure(bench: Bench, workers: Mapping[str, Worker], gauge: Worker | None, said: Say) -> None:
     """`gauge` is the machine's, asked before and after each measure."""
     found = [candidate.entry for candidate in bench.candidates]
     bench.machine = gauge and gauge.ask("load", threads=bench.threads)
     for measure in bench.measures:
         said(f"{measure}, {bench.turns} turn{'' if bench.turns == 1 else 's'}")
-        before = gauge and _speed(gauge, measure, found)
-        taken = by_turns(workers, bench.turns, measure.do, **measure.request)
-        after = gauge and _speed(gauge, measure, found)
+        before = gauge and _measure_speed(gauge, measure, found)
+        taken = ask_by_turns(workers, bench.turns, measure.do, **measure.request)
+        after = gauge and _measure_speed(gauge, measure, found)
         for candidate in bench.candidates:
             candidate.ms[measure] = taken[candidate.entry.name]
         if before and after:
-            bench.speeds[measure] = faster(before, after)
+            bench.speeds[measure] = faster_of(before, after)
 
 
-def _loaded(entry: Entry, worker: Worker, threads: int, measures: Sequence[Measure], said: Said) -> Candidate:
+def _load(entry: BenchEntry, worker: Worker, threads: int, measures: Sequence[Measure], said: Say) -> Candidate:
     answer = worker.ask("load", threads=threads)
     said(f"{entry.name}: opened in {answer['seconds']:.2f} s")
     longest = max((m.tokens + (STEPS + 1) * (m.do == "decode") for m in measures), default=0)
@@ -194,7 +194,7 @@ def _loaded(entry: Entry, worker: Worker, threads: int, measures: Sequence[Measu
     return Candidate(entry, disk_of(entry.folder), answer)
 
 
-def _speed(gauge: Worker, measure: Measure, found: Sequence[Entry]) -> Speed:
+def _measure_speed(gauge: Worker, measure: Measure, found: Sequence[BenchEntry]) -> Speed:
     bytes_s = max(gauge.ask("read", repeat=_READS)["bytes_s"])
     shapes = {shape: None for entry in found if entry.work for shape in entry.work.products()}
     if measure.do == "decode" or not shapes:
@@ -203,7 +203,7 @@ def _speed(gauge: Worker, measure: Measure, found: Sequence[Entry]) -> Speed:
     return Speed(bytes_s, best["flops_s"], best["by"])
 
 
-def faster(one: Speed, two: Speed) -> Speed:
+def faster_of(one: Speed, two: Speed) -> Speed:
     product = max(one, two, key=lambda speed: speed.flops_s or 0)
     return Speed(max(one.bytes_s, two.bytes_s), product.flops_s, product.by)
 
@@ -214,10 +214,10 @@ def _lay_floors(bench: Bench) -> None:
         work = candidate.entry.work or bench.candidates[0].entry.work
         for measure, speed in bench.speeds.items():
             if work is not None:
-                candidate.floor[measure] = floor(work, measure, speed)
+                candidate.floor[measure] = floor_of(work, measure, speed)
 
 
-def floor(work: Work, measure: Measure, speed: Speed) -> float:
+def floor_of(work: Work, measure: Measure, speed: Speed) -> float:
     """Milliseconds."""
     if measure.do == "decode" or speed.flops_s is None:
         return work.decode(measure.tokens, speed.bytes_s)

@@ -20,18 +20,18 @@ from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, Contract, Held, 
 from blockc.graph.target import Provider
 from blockc.products.manifest import MANIFEST, MODEL
 from blockc.runtime import Session, SessionError
-from blockc.runtime.opening import ONNX_FLOATS, Opened, session_at
+from blockc.runtime.opening import ONNX_FLOATS, OpenModel, session_at
 
 _INPUTS = {IDS: ("B", "S"), MASK: ("B", "P + S"), POSITIONS: ("B", "S")}
 _UNKNOWN = 1 << 31  # tokens: no context that anything says
 _IN_PLACE = "GroupQueryAttention"
 
 
-def opened(folder: Path, provider: Provider, threads: int, shared: bool, prepack: bool = True) -> Session:
+def open_session(folder: Path, provider: Provider, threads: int, shared: bool, prepack: bool = True) -> Session:
     """`shared`: of another's model, one buffer is past and present. Raises SessionError."""
     if is_build(folder):
         return Session(folder, provider, threads, prepack)
-    return Session.of(_foreign(folder, provider, threads, shared, prepack))
+    return Session.of(_open_foreign(folder, provider, threads, shared, prepack))
 
 
 def is_build(folder: Path) -> bool:
@@ -40,23 +40,23 @@ def is_build(folder: Path) -> bool:
 
 def is_shared(folder: Path) -> bool:
     """All that reads the cache of another's model is a kernel that may append in place. Raises SessionError."""
-    readers = {node.op_type for node in _graph(folder).node for name in node.input if _is_past(name)}
+    readers = {node.op_type for node in _read_graph(folder).node for name in node.input if _is_past(name)}
     return readers == {_IN_PLACE}
 
 
 def weights_of(folder: Path) -> int:
     """Bytes of the initialisers of model.onnx; what two of them share is counted once. Raises SessionError."""
-    return sum(dict(map(_held, _graph(folder).initializer)).values())
+    return sum(dict(map(_span_of, _read_graph(folder).initializer)).values())
 
 
 def disk_of(folder: Path) -> int:
     """Bytes of model.onnx and of the files that it points into. Raises SessionError."""
-    entries = (entry for tensor in _graph(folder).initializer for entry in tensor.external_data)
+    entries = (entry for tensor in _read_graph(folder).initializer for entry in tensor.external_data)
     names = {entry.value for entry in entries if entry.key == "location"}
     return sum((folder / name).stat().st_size for name in (MODEL, *sorted(names)))
 
 
-def _held(tensor: Any) -> tuple[object, int]:
+def _span_of(tensor: Any) -> tuple[object, int]:
     """Where a tensor lies, and its bytes."""
     import onnx
 
@@ -67,7 +67,7 @@ def _held(tensor: Any) -> tuple[object, int]:
     return tensor.name, len(tensor.raw_data) or size
 
 
-def _graph(folder: Path) -> Any:
+def _read_graph(folder: Path) -> Any:
     import onnx
 
     path = folder / MODEL
@@ -79,14 +79,14 @@ def _graph(folder: Path) -> Any:
         raise SessionError(f"{path}: not an ONNX model: {error}") from None
 
 
-def _foreign(folder: Path, provider: Provider, threads: int, shared: bool, prepack: bool) -> Opened:
+def _open_foreign(folder: Path, provider: Provider, threads: int, shared: bool, prepack: bool) -> OpenModel:
     if shared and not is_shared(folder):
         raise SessionError(f"{folder}: its cache is not read by {_IN_PLACE} alone, so no buffer is past and present")
     session = session_at(folder / MODEL, provider, threads, prepack)
     names = [value.name for value in session.get_inputs()]
     outputs = {value.name: value for value in session.get_outputs()}
     _refuse_names(folder, names, outputs)
-    held = tuple(_held_by(folder, value, shared) for value in session.get_inputs() if _is_past(value.name))
+    held = tuple(_state_of(folder, value, shared) for value in session.get_inputs() if _is_past(value.name))
     kinds = {value.type for value in session.get_inputs() if _is_past(value.name)} | {outputs[LOGITS].type}
     if len(kinds) != 1 or not kinds <= ONNX_FLOATS.keys():
         raise SessionError(f"{folder}: cache and logits are {', '.join(sorted(kinds))}: one float type is taken")
@@ -102,9 +102,9 @@ def _foreign(folder: Path, provider: Provider, threads: int, shared: bool, prepa
         vocab=shape[2],
         sides=(),
     )
-    return Opened(
+    return OpenModel(
         name=folder.name,
-        context=_genai(folder, "context_length") or _UNKNOWN,
+        context=_genai_count(folder, "context_length") or _UNKNOWN,
         vocab=shape[2],
         provider=provider,
         contract=contract,
@@ -130,10 +130,10 @@ def _refuse_names(folder: Path, names: Sequence[str], outputs: dict[str, Any]) -
         raise SessionError(f"{folder / MODEL}: no output is called {absent[0]}")
 
 
-def _held_by(folder: Path, value: Any, shared: bool) -> Held:
+def _state_of(folder: Path, value: Any, shared: bool) -> Held:
     heads, head_dim = value.shape[1], value.shape[3]
     if not isinstance(head_dim, int):  # genai's builder has a word in its place
-        head_dim = _genai(folder, "decoder", "head_size")
+        head_dim = _genai_count(folder, "decoder", "head_size")
     if not (isinstance(heads, int) and isinstance(head_dim, int)):
         raise SessionError(f"{folder / MODEL}: {value.name} is {value.shape}: heads and head_dim are wanted as numbers")
     number, state = past_of(value.name) or (0, "")
@@ -145,7 +145,7 @@ def _is_past(name: str) -> bool:
     return past_of(name) is not None
 
 
-def _genai(folder: Path, *keys: str) -> int | None:
+def _genai_count(folder: Path, *keys: str) -> int | None:
     """A count that genai_config.json says of the model, if it is there. Raises SessionError where it is no JSON."""
     try:
         found: Any = json_object(folder / "genai_config.json")

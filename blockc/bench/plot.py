@@ -10,7 +10,7 @@ from blockc.bench.measure import Bench, Candidate
 _WIDE = 0.8  # of the distance between two measures, all bars together
 
 
-def drawn(bench: Bench, format_: str) -> bytes:
+def draw_plot(bench: Bench, format_: str) -> bytes:
     """SVG or PNG. Raises ModuleNotFoundError."""
     from matplotlib.figure import Figure
 

@@ -81,6 +81,6 @@ def _kilobytes(path: Path) -> dict[str, int]:
     return {name: int(said.split()[0]) for name, _, said in lines if said.endswith(" kB")}
 
 
-def drawn(count: int, vocab: int) -> list[int]:
+def draw_tokens(count: int, vocab: int) -> list[int]:
     """Token ids, the same for every candidate of a vocabulary."""
     return random.Random(0).choices(range(vocab), k=count)

@@ -12,8 +12,8 @@ VERSION = 1
 _PERCENTILES = (50, 90, 99)
 
 
-def text(bench: Bench) -> str:
-    parts = [_head(bench), _speed(bench), _sizes(bench)]
+def as_text(bench: Bench) -> str:
+    parts = [_head(bench), _speeds(bench), _sizes(bench)]
     if any(measure.do == "decode" for measure in bench.measures):
         parts.append(_latencies(bench))
     return "\n\n".join("\n".join(lines) for lines in parts)
@@ -37,7 +37,7 @@ def _span(numbers: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _speed(bench: Bench) -> list[str]:
+def _speeds(bench: Bench) -> list[str]:
     rows = [["", "", *map(str, bench.measures)]]
     for candidate in bench.candidates:
         ms = [candidate.median(measure) for measure in bench.measures]
@@ -49,7 +49,7 @@ def _speed(bench: Bench) -> list[str]:
         if bench.other is not None:
             ratios = (of_other(bench, candidate, measure) for measure in bench.measures)
             rows.append(["", f"x {bench.other.entry.name}", *(f"{ratio:.2f}" for ratio in ratios)])
-    return aligned(rows, 2)
+    return align(rows, 2)
 
 
 def _sizes(bench: Bench) -> list[str]:
@@ -58,7 +58,7 @@ def _sizes(bench: Bench) -> list[str]:
         load, memory = candidate.load, candidate.load["memory"] or {}
         kept = (load["weights"], memory.get("private"), memory.get("rss"), memory.get("peak"), candidate.disk)
         rows.append([candidate.entry.name, f"{load['seconds']:.2f}", *map(_megabytes, kept)])
-    return aligned(rows, 1)
+    return align(rows, 1)
 
 
 def _latencies(bench: Bench) -> list[str]:
@@ -69,7 +69,7 @@ def _latencies(bench: Bench) -> list[str]:
         for measure in decodes:
             name = candidate.entry.name if measure is decodes[0] else ""
             rows.append([name, str(measure), *(f"{candidate.percentile(measure, p):.4g}" for p in _PERCENTILES)])
-    return aligned(rows, 2)
+    return align(rows, 2)
 
 
 def of_floor(candidate: Candidate, measure: Measure) -> float:
@@ -81,7 +81,7 @@ def of_other(bench: Bench, candidate: Candidate, measure: Measure) -> float:
     return candidate.median(measure) / bench.other.median(measure)
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+def align(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """Columns two spaces apart; the first `left` of them begin together, the others end together."""
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [str.ljust] * left + [str.rjust] * (len(wide) - left)
@@ -96,7 +96,7 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
-def data(bench: Bench) -> dict[str, Any]:
+def as_data(bench: Bench) -> dict[str, Any]:
     """Milliseconds, bytes, and rates a second."""
     return {
         "bench": VERSION,
@@ -148,4 +148,4 @@ def _measure(bench: Bench, candidate: Candidate, measure: Measure) -> dict[str, 
 
 
 def as_json(bench: Bench) -> str:
-    return json.dumps(data(bench), indent=2)
+    return json.dumps(as_data(bench), indent=2)

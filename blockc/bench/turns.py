@@ -90,7 +90,7 @@ class Worker:
 
 
 @contextmanager
-def started(commands: Mapping[str, Sequence[str]], pinned: Sequence[int]) -> Generator[dict[str, Worker]]:
+def start_workers(commands: Mapping[str, Sequence[str]], pinned: Sequence[int]) -> Generator[dict[str, Worker]]:
     """Workers by name, ended whatever happens."""
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
@@ -100,7 +100,7 @@ def started(commands: Mapping[str, Sequence[str]], pinned: Sequence[int]) -> Gen
         yield workers
 
 
-def order(items: Iterable[T], turn: int) -> list[T]:
+def order_of_turn(items: Iterable[T], turn: int) -> list[T]:
     """The order of a turn: every second one backwards, and each pair of them begun one further on.
 
     Who comes after whom changes how the machine is found, and so what is measured, by up to a seventh.
@@ -111,15 +111,15 @@ def order(items: Iterable[T], turn: int) -> list[T]:
     return turned[::-1] if turn % 2 else turned
 
 
-def by_turns(workers: Mapping[str, Worker], turns: int, do: str, **request: Any) -> dict[str, list[float]]:
+def ask_by_turns(workers: Mapping[str, Worker], turns: int, do: str, **request: Any) -> dict[str, list[float]]:
     """Milliseconds by worker: in each turn everyone answers once, in an order of its own."""
     taken: dict[str, list[float]] = {name: [] for name in workers}
     for turn in range(turns):
-        for name in order(workers, turn):
+        for name in order_of_turn(workers, turn):
             taken[name] += workers[name].ask(do, **request)["ms"]
     return taken
 
 
-def python(module: str, *arguments: str) -> list[str]:
+def worker_command(module: str, *arguments: str) -> list[str]:
     """The command line of a worker that comes with blockc."""
     return [sys.executable, "-m", module, *arguments]

@@ -22,23 +22,23 @@ TILE = 64  # numbers that a tile of a matrix kernel is wide
 
 def advice(model: Compiled, expectations: bool = True) -> list[Finding]:
     """The warnings for a spec that is right; kinds of layers inherit keys, and so the same warnings."""
-    return list(dict.fromkeys((*_sizes(model), *(_nothing_expected(model) if expectations else ()))))
+    return list(dict.fromkeys((*_check_sizes(model), *(_check_expect(model) if expectations else ()))))
 
 
-def _sizes(model: Compiled) -> Iterator[Finding]:
+def _check_sizes(model: Compiled) -> Iterator[Finding]:
     top, tree = model.spec.top, model.spec.tree
     if top.width >= TILE:  # smaller ones are worked through by hand
-        yield from _untiled(top.width, "width", value_place(tree, ("width",)))
+        yield from _check_tile(top.width, "width", value_place(tree, ("width",)))
     context = value_place(tree, ("context",))
-    for name, part, read in described(model):
+    for name, part, read in describe_parts(model):
         if isinstance(part, Mlp) and top.width >= TILE:
-            yield from _untiled(part.width, f"{name}.width", value_place(read, ("width",)))
+            yield from _check_tile(part.width, f"{name}.width", value_place(read, ("width",)))
         elif isinstance(part, Attention):
-            yield from _heads(part, name, read) if top.width >= TILE else ()
-            yield from _beyond(part, top.context, context, read) if not _published(model) else ()
+            yield from _check_heads(part, name, read) if top.width >= TILE else ()
+            yield from _check_coverage(part, top.context, context, read) if not _is_published(model) else ()
 
 
-def described(model: Compiled) -> Iterator[tuple[str, Part, Tree]]:
+def describe_parts(model: Compiled) -> Iterator[tuple[str, Part, Tree]]:
     """What each part is called in the spec, the part in full, and the tree that it was read from."""
     terms = dict(zip(model.decoder.kinds, model.decoder.layers, strict=True))
     for layer in model.spec.distinct:
@@ -50,20 +50,20 @@ def described(model: Compiled) -> Iterator[tuple[str, Part, Tree]]:
                 yield key, leaf.part, find(layer.tree, (key,))
 
 
-def _untiled(width: int, name: str, place: Place) -> Iterator[Finding]:
+def _check_tile(width: int, name: str, place: Place) -> Iterator[Finding]:
     if width % TILE:
         below, above = width // TILE * TILE, -(-width // TILE) * TILE
         expected = f"{below} or {above}" if below else f"{above}"
         yield finding(WIDTH, place, f"{name} {width} is no multiple of {TILE}", expected=expected, got=str(width))
 
 
-def _heads(part: Attention, name: str, read: Tree) -> Iterator[Finding]:
+def _check_heads(part: Attention, name: str, read: Tree) -> Iterator[Finding]:
     """The kernels' own limits, as blockc.ort.kernels has them."""
     head_dim, unit = part.head_dim or 0, TURNED if part.rope else HEAD
     turned = part.rope.width(head_dim) if part.rope else 0
     expected = f"a multiple of {unit}" + (", where rope turns" if part.rope else "")
     if head_dim % unit:
-        place = value_place(read, ("head_dim",) if says(read, "head_dim") else ("heads",))
+        place = value_place(read, ("head_dim",) if has_key(read, "head_dim") else ("heads",))
         message = f"{name}: no fused attention takes heads of {head_dim}"
         yield finding(FUSED_HEADS, place, message, expected=expected, got=str(head_dim))
     elif turned % unit:
@@ -71,23 +71,25 @@ def _heads(part: Attention, name: str, read: Tree) -> Iterator[Finding]:
         yield finding(FUSED_HEADS, value_place(read, ("rope", "dims")), message, expected=expected, got=str(turned))
 
 
-def says(read: Tree, key: str) -> bool:
+def has_key(read: Tree, key: str) -> bool:
     return find(read, (key,)) is not read
 
 
-def beyond_scaling(model: Compiled) -> bool:
+def is_beyond_scaling(model: Compiled) -> bool:
     """Whether the context is longer than what the rope scaling of an attention covers."""
-    parts = (part for _, part, _ in described(model))
-    return any(isinstance(part, Attention) and _uncovered(part, model.spec.top.context) is not None for part in parts)
+    parts = (part for _, part, _ in describe_parts(model))
+    return any(
+        isinstance(part, Attention) and _uncovered_scaling(part, model.spec.top.context) is not None for part in parts
+    )
 
 
-def _published(model: Compiled) -> bool:
+def _is_published(model: Compiled) -> bool:
     """The context is a figure that the model is known by, and no slip."""
     expect = model.spec.top.expect
     return expect is not None and expect.context == model.spec.top.context
 
 
-def _uncovered(part: Attention, context: int) -> Llama3 | Yarn | None:
+def _uncovered_scaling(part: Attention, context: int) -> Llama3 | Yarn | None:
     """The scaling that does not cover the context, if there is one."""
     scaling = part.rope.scaling if part.rope else None
     if isinstance(scaling, Llama3 | Yarn) and scaling.factor * scaling.original < context:
@@ -95,8 +97,8 @@ def _uncovered(part: Attention, context: int) -> Llama3 | Yarn | None:
     return None
 
 
-def _beyond(part: Attention, context: int, place: Place, read: Tree) -> Iterator[Finding]:
-    if (scaling := _uncovered(part, context)) is None:
+def _check_coverage(part: Attention, context: int, place: Place, read: Tree) -> Iterator[Finding]:
+    if (scaling := _uncovered_scaling(part, context)) is None:
         return
     covered = f"{scaling.factor * scaling.original:g}"
     yield finding(
@@ -111,7 +113,7 @@ def _beyond(part: Attention, context: int, place: Place, read: Tree) -> Iterator
     )
 
 
-def _nothing_expected(model: Compiled) -> Iterator[Finding]:
+def _check_expect(model: Compiled) -> Iterator[Finding]:
     expect = model.spec.top.expect
     if expect is not None and expect.model_fields_set:
         return

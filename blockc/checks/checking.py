@@ -17,7 +17,7 @@ from blockc.diagnostics.advice import IDLE_IGNORE
 from blockc.diagnostics.figures import CHECKPOINT
 from blockc.language.spec.faults import value_place
 from blockc.layouts import LayoutError, layout
-from blockc.pipeline.compiled import Compiled, compiled_tree
+from blockc.pipeline.compiled import Compiled, compile_tree
 from blockc.report import expect_misses
 from blockc.source import Finding, Ignore, SpecError, finding, ignores, key_place, override, parse, read_bytes, suggest
 from blockc.weights.rules import group_sizes, patterns
@@ -37,7 +37,7 @@ def check_files(
     if workers < 2 or "fork" not in get_all_start_methods():  # a fresh process would load everything anew
         yield from map(check, files)
         return
-    with ProcessPoolExecutor(workers, get_context("fork"), initializer=_deaf) as pool:
+    with ProcessPoolExecutor(workers, get_context("fork"), initializer=_ignore_interrupts) as pool:
         yield from pool.map(check, files, chunksize=4)
 
 
@@ -46,7 +46,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _deaf() -> None:
+def _ignore_interrupts() -> None:
     """Ctrl-C is for the process that waits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -70,21 +70,21 @@ def check_text(data: bytes, file: str, assignments: Sequence[str] = (), policy: 
     try:
         for assignment in assignments:
             tree = override(tree, assignment)
-        model = compiled_tree(tree)
-        found = [*misses(model, not assignments), *advice(model, not assignments)]
+        model = compile_tree(tree)
+        found = [*find_misses(model, not assignments), *advice(model, not assignments)]
         found += policy.breaches(model) if policy else ()
     except SpecError as error:
         found = list(error.findings)
-    kept = _heard(found, comments, whole=model is not None)
+    kept = _apply_ignores(found, comments, whole=model is not None)
     return tuple(sorted(kept, key=lambda each: (each.place.file != file, each.place.line, each.place.column)))
 
 
-def misses(model: Compiled, expectations: bool = True) -> list[Finding]:
+def find_misses(model: Compiled, expectations: bool = True) -> list[Finding]:
     """What a verified graph can still be wrong in: a figure of `expect`, and the checkpoint's layout."""
     found = expect_misses(model.spec, model.decoder, model.function) if expectations else []
     if name := model.spec.top.checkpoint:
         if name not in (known := layout_names()):
-            return [*found, _no_layout(model, name, known)]
+            return [*found, _no_layout_finding(model, name, known)]
         try:
             patterns(layout(name), model.function, group_sizes(model.function))
         except LayoutError as error:
@@ -93,7 +93,7 @@ def misses(model: Compiled, expectations: bool = True) -> list[Finding]:
     return found
 
 
-def _no_layout(model: Compiled, name: str, known: Sequence[str]) -> Finding:
+def _no_layout_finding(model: Compiled, name: str, known: Sequence[str]) -> Finding:
     near = suggest(name, known)
     hint = f"did you mean {near}?" if near else _WITHOUT
     place = value_place(model.spec.tree, ("checkpoint",))
@@ -101,7 +101,7 @@ def _no_layout(model: Compiled, name: str, known: Sequence[str]) -> Finding:
     return finding(CHECKPOINT, place, "checkpoint: no such layout", expected=expected, got=name, hint=hint)
 
 
-def _heard(found: Iterable[Finding], comments: list[Ignore], whole: bool) -> list[Finding]:
+def _apply_ignores(found: Iterable[Finding], comments: list[Ignore], whole: bool) -> list[Finding]:
     """What no comment silences, and the comments that silence nothing; unused ones where the search was `whole`."""
     silent = {(each.place.file, each.place.line, each.name) for each in comments}
     used: set[tuple[str, int, str]] = set()
@@ -113,13 +113,13 @@ def _heard(found: Iterable[Finding], comments: list[Ignore], whole: bool) -> lis
         else:
             kept.append(each)
     for each in comments:
-        if (each.place.file, each.place.line, each.name) not in used and (said := _idle(each, whole)):
+        if (each.place.file, each.place.line, each.name) not in used and (said := _why_idle(each, whole)):
             message, hint = said
             kept.append(finding(IDLE_IGNORE, each.place, message, got=each.name, hint=hint))
     return kept
 
 
-def _idle(comment: Ignore, whole: bool) -> tuple[str, str] | None:
+def _why_idle(comment: Ignore, whole: bool) -> tuple[str, str] | None:
     """Why a comment silences nothing, and what to do."""
     name = comment.name
     if not name:

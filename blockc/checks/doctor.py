@@ -24,7 +24,7 @@ import blockc
 from blockc.basics.distribution import NAME, WITH_CUDA, pip
 from blockc.basics.floats import FLOATS
 from blockc.graph.target import Target
-from blockc.ort.kernels import oldest, release
+from blockc.ort.kernels import oldest_release, parse_release
 
 FORMAT = 1  # of the JSON
 # What each package is for; the first of them are installed with blockc.
@@ -59,7 +59,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Provider:
+class ProviderHealth:
     """`works` is None where blockc has no use for it; `error` is the largest difference from the known answer."""
 
     name: str
@@ -69,7 +69,7 @@ class Provider:
 
 
 @dataclass(frozen=True)
-class Problem:
+class HealthProblem:
     what: str
     fix: str
 
@@ -79,9 +79,9 @@ class Health:
     blockc: str
     python: str
     packages: tuple[Package, ...]
-    providers: tuple[Provider, ...]
+    providers: tuple[ProviderHealth, ...]
     hard_links: str  # "" where the working folder has them, else why not
-    problems: tuple[Problem, ...]
+    problems: tuple[HealthProblem, ...]
 
     def __repr__(self) -> str:
         found = "; ".join(problem.what for problem in self.problems) or "no problem found"
@@ -94,7 +94,7 @@ class Health:
         lines = [f"blockc {self.blockc}, Python {self.python}", ""]
         wide = max(len(p.name) for p in self.packages)
         lines += [f"{p.name:{wide}}  {p.version or '-':12}  {p.use}" for p in self.packages]
-        lines += ["", *(f"{_said(p)}" for p in self.providers)]
+        lines += ["", *(f"{_describe_provider(p)}" for p in self.providers)]
         links = "possible" if not self.hard_links else f"not possible ({self.hard_links}): --weights packs"
         lines += [f"hard links in the working folder: {links}", ""]
         for problem in self.problems:
@@ -102,7 +102,7 @@ class Health:
         return "\n".join([*lines, *([] if self.problems else ["no problem found"])])
 
 
-def _said(provider: Provider) -> str:
+def _describe_provider(provider: ProviderHealth) -> str:
     if provider.works is None:
         return f"{provider.name}: listed, and of no use to blockc"
     if provider.works:
@@ -110,20 +110,24 @@ def _said(provider: Provider) -> str:
     return f"{provider.name}: does not work: {provider.reason}"
 
 
-def examined(folder: Path) -> Health:
+def examine(folder: Path) -> Health:
     """Of this interpreter's packages, and of hard links in the folder."""
-    packages = tuple(Package(name, installed(name), use) for name, use in (CORE | OPTIONAL).items())
-    problems = [*_outdated(packages), *_twice(runtimes())]
-    providers: tuple[Provider, ...] = ()
+    packages = tuple(Package(name, installed_version(name), use) for name, use in (CORE | OPTIONAL).items())
+    problems = [*_find_outdated(packages), *_find_duplicates(runtimes())]
+    providers: tuple[ProviderHealth, ...] = ()
     if runtimes():
         try:
             listed = list(onnxruntime_().get_available_providers())
         except Exception as error:  # a package may be broken in any way
-            problems.append(Problem(f"onnxruntime cannot be imported: {_short(error)}", _REINSTALL))
+            problems.append(HealthProblem(f"onnxruntime cannot be imported: {_first_line(error)}", _REINSTALL))
         else:
-            providers = tuple(tried(name) if name in USED else Provider(name, None) for name in listed)
-    problems += [Problem(f"{p.name} does not work: {p.reason}", FIXES[p.name]) for p in providers if p.works is False]
-    return Health(blockc.__version__, platform.python_version(), packages, providers, linking(folder), tuple(problems))
+            providers = tuple(try_provider(name) if name in USED else ProviderHealth(name, None) for name in listed)
+    problems += [
+        HealthProblem(f"{p.name} does not work: {p.reason}", FIXES[p.name]) for p in providers if p.works is False
+    ]
+    return Health(
+        blockc.__version__, platform.python_version(), packages, providers, why_no_links(folder), tuple(problems)
+    )
 
 
 _REINSTALL = f"{pip('--force-reinstall', 'onnxruntime')}, or onnxruntime-gpu where that is wanted"
@@ -137,16 +141,16 @@ FIXES = {
 # What is asked of the machine
 
 
-def installed(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def wanted() -> dict[str, str]:
+def least_versions() -> dict[str, str]:
     """The least version of each package, as blockc's own metadata has it; of onnxruntime, what its graphs want."""
-    runtime = oldest(Target())
+    runtime = oldest_release(Target())
     measured = {"onnxruntime": runtime, "onnxruntime-gpu": runtime}
     try:
         said = metadata.requires(NAME) or []
@@ -165,7 +169,7 @@ def onnxruntime_() -> Any:
     return importlib.import_module("onnxruntime")
 
 
-def linking(folder: Path) -> str:
+def why_no_links(folder: Path) -> str:
     """Why a file in the folder can have no second name; empty where it can."""
     try:
         with tempfile.TemporaryDirectory(prefix=".blockc-doctor-", dir=folder) as inside:
@@ -179,25 +183,25 @@ def linking(folder: Path) -> str:
 # What follows
 
 
-def _outdated(packages: tuple[Package, ...]) -> list[Problem]:
-    least = wanted()
-    found: list[Problem] = []
+def _find_outdated(packages: tuple[Package, ...]) -> list[HealthProblem]:
+    least = least_versions()
+    found: list[HealthProblem] = []
     for package in packages:
         floor = least.get(package.name, "0")
         if package.version is None and package.name in CORE:
-            found.append(Problem(f"{package.name} is missing", pip(f"{package.name}>={floor}")))
-        elif package.version is not None and release(package.version) < release(floor):
+            found.append(HealthProblem(f"{package.name} is missing", pip(f"{package.name}>={floor}")))
+        elif package.version is not None and parse_release(package.version) < parse_release(floor):
             what = f"{package.name} is {package.version}, and blockc is made for {floor} and later"
-            found.append(Problem(what, pip("-U", f"{package.name}>={floor}")))
+            found.append(HealthProblem(what, pip("-U", f"{package.name}>={floor}")))
     return found
 
 
-def _twice(found: list[str]) -> list[Problem]:
+def _find_duplicates(found: list[str]) -> list[HealthProblem]:
     if len(found) < 2:
         return []
     what = f"{' and '.join(found)} are both installed: they share their files, so that neither may be whole"
     return [
-        Problem(
+        HealthProblem(
             what,
             f"`pip uninstall {' '.join(found)}`, then one of them alone: {pip(WITH_CUDA)} for CUDA, "
             f"{pip('onnxruntime')} without",
@@ -208,21 +212,21 @@ def _twice(found: list[str]) -> list[Problem]:
 # A provider that is listed may still not start, and onnxruntime goes on with the CPU in silence.
 
 
-def tried(name: str) -> Provider:
+def try_provider(name: str) -> ProviderHealth:
     """The known answer in a fresh session of this provider."""
     printed: list[str] = []
     try:
-        with _listening(printed):
+        with _capture_output(printed):
             outcome = _answer(name)
     except Exception as error:  # onnxruntime's errors have no common base
-        return Provider(name, False, reason=_short(error))
+        return ProviderHealth(name, False, reason=_first_line(error))
     if isinstance(outcome, list):
         loud = next((line for line in printed if "error" in line.lower()), "")
         reason = f"onnxruntime would run on {', '.join(outcome)}"
-        return Provider(name, False, reason=f"{reason}: {_short(loud)}" if loud else reason)
+        return ProviderHealth(name, False, reason=f"{reason}: {_first_line(loud)}" if loud else reason)
     if not outcome <= TOLERANCE[name]:  # NaN is wrong too
-        return Provider(name, False, outcome, f"its numbers are {outcome:.2g} from the known answer")
-    return Provider(name, True, outcome)
+        return ProviderHealth(name, False, outcome, f"its numbers are {outcome:.2g} from the known answer")
+    return ProviderHealth(name, True, outcome)
 
 
 def _answer(name: str) -> float | list[str]:
@@ -310,7 +314,7 @@ def known_answer() -> Any:
 
 
 @contextmanager
-def _listening(lines: list[str]) -> Generator[None]:
+def _capture_output(lines: list[str]) -> Generator[None]:
     """What a library prints meanwhile, on either stream and from below Python."""
     sys.stderr.flush()
     kept = os.dup(2)
@@ -326,7 +330,7 @@ def _listening(lines: list[str]) -> Generator[None]:
             lines += [*file.read().decode(errors="replace").splitlines(), *printed.getvalue().splitlines()]
 
 
-def _short(what: object) -> str:
+def _first_line(what: object) -> str:
     """The first line of an error, without the places in onnxruntime's own sources that stand before what happened."""
     line = (str(what).strip() or type(what).__name__).splitlines()[0]
     line = re.sub(r"\x1b\[[0-9;]*m", "", line)

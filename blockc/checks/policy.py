@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BeforeValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from blockc.basics.floats import BYTES, Counted
-from blockc.checks.advice import described, says
+from blockc.checks.advice import describe_parts, has_key
 from blockc.diagnostics.figures import (
     POLICY_EXPECT,
     POLICY_HEAD_DIM,
@@ -46,7 +46,7 @@ from blockc.report.sizes import SIZE, byte_size
 from blockc.source import Finding, MappingNode, Place, SpecError, finding, inert, key_place, parse, plain, read_bytes
 
 
-def _size(value: object) -> object:
+def _read_size(value: object) -> object:
     """80GB as bytes; a number is bytes."""
     if not isinstance(value, str):
         return value
@@ -56,14 +56,14 @@ def _size(value: object) -> object:
         raise PydanticCustomError("size", SIZE) from None
 
 
-def _some(listed: list[Any]) -> list[Any]:
+def _require_items(listed: list[Any]) -> list[Any]:
     if not listed:
         raise PydanticCustomError("no_item", "at least one")
     return listed
 
 
-Size = Annotated[Positive, BeforeValidator(_size)]
-_SOME = AfterValidator(_some)
+Size = Annotated[Positive, BeforeValidator(_read_size)]
+_SOME = AfterValidator(_require_items)
 
 
 class CacheBound(Model):
@@ -175,11 +175,11 @@ class Policy:
         )
 
     def _head_dims(self, model: Compiled) -> Iterator[Finding]:
-        for name, part, read in described(model) if self.keys.head_dims else ():
+        for name, part, read in describe_parts(model) if self.keys.head_dims else ():
             if isinstance(part, Attention) and part.head_dim not in (self.keys.head_dims or ()):
                 yield finding(
                     POLICY_HEAD_DIM,
-                    value_place(read, ("head_dim",) if says(read, "head_dim") else ("heads",)),
+                    value_place(read, ("head_dim",) if has_key(read, "head_dim") else ("heads",)),
                     f"{name} has heads of {part.head_dim}",
                     expected=_one_of(self.keys.head_dims or ()),
                     got=str(part.head_dim),
@@ -189,7 +189,7 @@ class Policy:
     def _placements(self, model: Compiled) -> Iterator[Finding]:
         terms = dict(zip(model.decoder.kinds, model.decoder.layers, strict=True))
         for layer in model.spec.distinct if self.keys.placements else ():
-            said = _said(terms[layer.kind])
+            said = _plain_term(terms[layer.kind])
             word = next((word for word, term in PLACEMENTS.items() if term == said), None)
             if word in (self.keys.placements or ()):
                 continue
@@ -214,26 +214,26 @@ class Policy:
 
 def _kv_place(model: Compiled) -> Place:
     """Where the widest keys and values of a layer are decided."""
-    mixers = [(part, read) for _, part, read in described(model) if isinstance(part, Attention)]
+    mixers = [(part, read) for _, part, read in describe_parts(model) if isinstance(part, Attention)]
     if not mixers:
         return value_place(model.spec.tree, ("width",))
     _, read = max(mixers, key=lambda each: (each[0].kv_heads or 0) * (each[0].head_dim or 0))
-    return value_place(read, ("kv_heads",) if says(read, "kv_heads") else ("heads",))
+    return value_place(read, ("kv_heads",) if has_key(read, "kv_heads") else ("heads",))
 
 
-def _said(term: Term) -> Any:
+def _plain_term(term: Term) -> Any:
     """A term as the plain lists and mappings that a spec says it by, whatever the factors of its branches."""
     match term:
         case Leaf():
             return term.label
         case Chain():
-            return [_said(inner) for inner in term.terms if not isinstance(inner, Scaled)]
+            return [_plain_term(inner) for inner in term.terms if not isinstance(inner, Scaled)]
         case Residual():
-            return {"residual": _said(term.body)}
+            return {"residual": _plain_term(term.body)}
         case Scaled():
             return {"scale": term.factor}
         case _:
-            return {"sum": [_said(branch) for branch in term.branches]}
+            return {"sum": [_plain_term(branch) for branch in term.branches]}
 
 
 def _one_of(words: list[int] | list[Placement] | tuple[()]) -> str:

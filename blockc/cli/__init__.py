@@ -23,7 +23,7 @@ from blockc.cli import (
     trace,
     verify,
 )
-from blockc.cli.common import app, guarded
+from blockc.cli.common import app, run_guarded
 
 __all__ = [
     "app",
@@ -34,12 +34,12 @@ __all__ = [
     "doctor",
     "explain",
     "fmt",
-    "guarded",
     "importing",
     "listing",
     "main",
     "new",
     "run",
+    "run_guarded",
     "schema",
     "show",
     "trace",
@@ -51,4 +51,4 @@ def main() -> None:
     """Runs a command; every error becomes a message and an exit code."""
     gc.set_threshold(100_000)  # a command ends before its memory is worth looking through again and again
     terminal.prepare()
-    sys.exit(guarded(lambda: app(standalone_mode=False)))
+    sys.exit(run_guarded(lambda: app(standalone_mode=False)))

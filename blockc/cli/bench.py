@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from blockc.cli.common import ENVIRONMENT, USAGE, WRONG, app, plain, say, stop, there
-from blockc.cli.files import Output, in_a_folder
-from blockc.cli.terminal import emit
+from blockc.cli.common import ENVIRONMENT, USAGE, WRONG, app, plain_line, require_path, say, stop
+from blockc.cli.files import Output, require_folder
+from blockc.cli.terminal import write_text
 from blockc.graph.target import Provider
 
 if TYPE_CHECKING:
@@ -38,36 +38,36 @@ def bench(
     output: Output = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw it too, as .svg or .png.", dir_okay=False, callback=in_a_folder),
+        typer.Option(metavar="FILE", help="Draw it too, as .svg or .png.", dir_okay=False, callback=require_folder),
     ] = None,
 ) -> None:
     """Measure prefill and decode of builds by turns, each in a process of its own, beside the machine's floor."""
-    lengths = _numbers("--prefill", prefill), _numbers("--decode", decode)
+    lengths = _parse_numbers("--prefill", prefill), _parse_numbers("--decode", decode)
     if not any(lengths):
         stop(USAGE, "nothing to measure: give --prefill or --decode")
     _refuse_plot(plot)
-    folders = [there(path) for path in (folder, *against)]
-    made = _measured(folders, *lengths, ep, threads, turns)
+    folders = [require_path(path) for path in (folder, *against)]
+    made = _measure(folders, *lengths, ep, threads, turns)
     from blockc.bench import tables
 
-    said = (tables.text if format_ == "text" else tables.as_json)(made) + "\n"
+    said = (tables.as_text if format_ == "text" else tables.as_json)(made) + "\n"
     if output is None:
-        emit(said)
+        write_text(said)
     else:
         from blockc.authoring.specfiles import write_whole
 
         write_whole(output, said)
     if plot is not None:
-        from blockc.bench.plot import drawn
+        from blockc.bench.plot import draw_plot
 
-        plot.write_bytes(drawn(made, plot.suffix[1:]))
+        plot.write_bytes(draw_plot(made, plot.suffix[1:]))
 
 
-def _numbers(option: str, text: str) -> list[int]:
+def _parse_numbers(option: str, text: str) -> list[int]:
     """From 128,1024."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if bad := [word for word in words if not (word.isascii() and word.isdecimal() and int(word[:10]) > 0)]:
-        stop(USAGE, f"{option} {plain(bad[0])}: expected numbers of tokens such as 128,1024")
+        stop(USAGE, f"{option} {plain_line(bad[0])}: expected numbers of tokens such as 128,1024")
     return list(dict.fromkeys(map(int, words)))
 
 
@@ -80,12 +80,12 @@ def _refuse_plot(path: Path | None) -> None:
     if path is None:
         return
     if path.suffix not in PICTURES:
-        stop(USAGE, f"--plot {plain(str(path))}: expected a name that ends in {' or '.join(PICTURES)}")
+        stop(USAGE, f"--plot {plain_line(str(path))}: expected a name that ends in {' or '.join(PICTURES)}")
     if find_spec("matplotlib") is None:
         stop(ENVIRONMENT, f"--plot: {missing('matplotlib')}")
 
 
-def _measured(
+def _measure(
     folders: list[Path], prefill: list[int], decode: list[int], ep: Provider, threads: int | None, turns: int
 ) -> Bench:
     from blockc import api

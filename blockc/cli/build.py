@@ -18,10 +18,10 @@ from blockc.cli.common import (
     Set,
     SpecPath,
     app,
-    plain,
+    plain_line,
     print_findings,
+    require_path,
     stop,
-    there,
 )
 from blockc.cli.terminal import Progress
 from blockc.graph.target import DEFAULT, Cache, Logits, Padding, Provider, Target
@@ -147,7 +147,7 @@ def build(
         stop(USAGE, "--set makes another model: say where it goes with --out DIR")
     if out == "":
         stop(USAGE, "--out is empty: name a folder, or say . for the one you are in")
-    target = Target(ep, dtype or DEFAULT[ep], _logits(logits), cache or "joined", padding=padding, opset=opset)
+    target = Target(ep, dtype or DEFAULT[ep], _parse_logits(logits), cache or "joined", padding=padding, opset=opset)
     model = api.compile(file, assignments)
     if weights != file:  # of a folder's own config.json they are among the notes
         print_findings(model.warnings)
@@ -159,11 +159,11 @@ def build(
                 target=target,
                 proof=not no_verify,
                 require_proof=require_proof,
-                weights=None if weights is None else there(weights),
+                weights=None if weights is None else require_path(weights),
                 mode="pack" if pack else weights_mode,
                 products=products,
                 deep=deep,
-                adapters=[there(folder) for folder in adapter],
+                adapters=[require_path(folder) for folder in adapter],
                 force=force,
                 progress=progress,
             )
@@ -172,13 +172,13 @@ def build(
     if quiet:
         return
     for note in built.notes:
-        print(plain(note))
+        print(plain_line(note))
     for path in built.files:
         print(f"{path}  {path.stat().st_size:,} bytes")
     print(built.line)
 
 
-def _logits(said: str) -> Logits:
+def _parse_logits(said: str) -> Logits:
     if said == "all" or said == "last":
         return said
     if said.isascii() and said.isdigit() and int(said) > 0:

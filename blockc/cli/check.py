@@ -11,7 +11,7 @@ import typer
 
 from blockc.cli.common import NOTHING, WRONG, Quiet, Set, app, complete_spec
 from blockc.cli.files import STDIN, Output, spec_files
-from blockc.cli.terminal import emit
+from blockc.cli.terminal import write_text
 
 if TYPE_CHECKING:
     from blockc.checks.formats import Checked
@@ -48,21 +48,23 @@ def check(
     from blockc.authoring.specfiles import write_whole
 
     files = spec_files(paths)
-    checked = _checked(files, assignments, policy, strict)
+    checked = _check_all(files, assignments, policy, strict)
     if output is None and format_ == "text":
         wrong = _print(checked, quiet)
     else:
         every = list(checked)
         said, wrong = api.written(every, format_), any(each.wrong for each in every)
         if output is None:
-            emit(said)
+            write_text(said)
         else:
             write_whole(output, said)
     if wrong:
         raise typer.Exit(WRONG)
 
 
-def _checked(files: Sequence[str], assignments: Sequence[str], policy: Path | None, strict: bool) -> Iterator[Checked]:
+def _check_all(
+    files: Sequence[str], assignments: Sequence[str], policy: Path | None, strict: bool
+) -> Iterator[Checked]:
     """In the order of the files."""
     from blockc.checks.checking import check_files, check_text
     from blockc.checks.formats import STDIN as IN
@@ -86,12 +88,12 @@ def _print(checked: Iterator[Checked], quiet: bool) -> bool:
 
     every: list[Checked] = []
     for each in checked:
-        found, right = text.lines(each)
+        found, right = text.render_lines(each)
         if found:
             print(found, file=sys.stderr)
         if right and not quiet:
             print(right)
         every.append(each)
-    if said := text.verdict(every):
+    if said := text.verdict_of(every):
         print(said, file=sys.stderr)
     return bool(said)

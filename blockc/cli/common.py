@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 
 from blockc.cli import terminal
-from blockc.cli.terminal import lines, plain, say
+from blockc.cli.terminal import clean_lines, plain_line, say
 
 if TYPE_CHECKING:
     from blockc.source import Finding
@@ -24,14 +24,14 @@ OK, WRONG, USAGE, ENVIRONMENT, INTERRUPTED = 0, 1, 2, 3, 130
 # The options of every command, which stand before its name or behind it
 
 
-class _Asked:
+class _Globals:
     """What the global options of this call have said."""
 
     debug = False
 
 
 def _debug(value: bool) -> None:
-    _Asked.debug = _Asked.debug or value
+    _Globals.debug = _Globals.debug or value
 
 
 def _version(value: bool) -> None:
@@ -134,9 +134,9 @@ def stop(code: int, message: str) -> NoReturn:
     raise typer.Exit(code)
 
 
-def there(path: Path) -> Path:
+def require_path(path: Path) -> Path:
     if not path.exists():
-        stop(USAGE, f"{plain(str(path))}: no such file or folder")
+        stop(USAGE, f"{plain_line(str(path))}: no such file or folder")
     return path
 
 
@@ -144,53 +144,53 @@ def there(path: Path) -> Path:
 _UsageError: Any = typer.BadParameter.__bases__[0]
 
 
-def guarded(run: Callable[[], Any]) -> int:
+def run_guarded(run: Callable[[], Any]) -> int:
     """The exit code of a command. Every error becomes a message; a reader who has gone changes no code."""
-    _Asked.debug = False
-    code = _ended(run)
+    _Globals.debug = False
+    code = _run(run)
     try:
         terminal.flush()
     except OSError as error:
-        return code or _said(error)
+        return code or _report(error)
     return code
 
 
-def _ended(run: Callable[[], Any]) -> int:
+def _run(run: Callable[[], Any]) -> int:
     try:
         code = run()
         return code if isinstance(code, int) else OK
     except typer.Exit as error:
         return error.exit_code
     except _UsageError as error:
-        print(lines(_usage(error)), file=sys.stderr)
+        print(clean_lines(_usage_message(error)), file=sys.stderr)
         return USAGE
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except SystemExit as error:  # what the shell asks for completion ends so
         return error.code if isinstance(error.code, int) else OK
     except Exception as error:
-        if _Asked.debug:
+        if _Globals.debug:
             raise
-        return _said(error)
+        return _report(error)
 
 
-def _usage(error: Any) -> str:
+def _usage_message(error: Any) -> str:
     """What click says, but for the words of pydantic, with which typer reads numbers and choices."""
     text = io.StringIO()
     if hasattr(error.__cause__, "errors"):
-        error.message = _expected(error.__cause__.errors()[0])
+        error.message = _describe_expected(error.__cause__.errors()[0])
     error.show(file=text)
     return text.getvalue().rstrip("\n")
 
 
-def _expected(fault: Any) -> str:
+def _describe_expected(fault: Any) -> str:
     from blockc.basics.expected import expected
 
     own = fault.get("ctx", {}).get("error")  # typer's own sentence
     return str(own) if own else f"expected {expected(fault)}, got {fault['input']}"
 
 
-def _said(error: Exception) -> int:
+def _report(error: Exception) -> int:
     """What an error is to the user: the spec's fault, the machine's, or ours."""
     from blockc.basics.distribution import MissingPackageError, missing
     from blockc.basics.errors import BlockcError, UsageError
@@ -205,7 +205,7 @@ def _said(error: Exception) -> int:
             USAGE if isinstance(error, UsageError) else ENVIRONMENT if isinstance(error, MissingPackageError) else WRONG
         )
     if isinstance(error, OSError):
-        where = f"{plain(str(error.filename))}: " if error.filename else ""
+        where = f"{plain_line(str(error.filename))}: " if error.filename else ""
         say(f"{where}{error.strerror or error}")
         return ENVIRONMENT
     if isinstance(error, ModuleNotFoundError):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from blockc.cli.common import USAGE, WRONG, app, complete_spec, stop
-from blockc.cli.terminal import plain
+from blockc.cli.terminal import plain_line
 
 
 @app.command()
@@ -37,11 +37,11 @@ def diff(
 
     wanted = [word.strip() for word in fail_on.split(",") if word.strip()]
     if unknown := [word for word in wanted if word not in CLASSES]:
-        stop(USAGE, f"--fail-on {plain(unknown[0])}: expected some of {','.join(CLASSES)}")
+        stop(USAGE, f"--fail-on {plain_line(unknown[0])}: expected some of {','.join(CLASSES)}")
     if len(specs) != (2 if against is None else 1):
         expected = "two, or one with --against git:REF" if against is None else "one beside --against"
         stop(USAGE, f"{len(specs)} specs are given; expected {expected}")
     found = api.diff(*specs, against=against)
-    print(json.dumps(found.data(), indent=2) if as_json else "\n".join(map(plain, found.text().split("\n"))))
+    print(json.dumps(found.data(), indent=2) if as_json else "\n".join(map(plain_line, found.text().split("\n"))))
     if set(wanted) & set(found.classes):
         raise typer.Exit(WRONG)

@@ -8,15 +8,18 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli.common import USAGE, plain, stop
+from blockc.cli.common import USAGE, plain_line, stop
 
 STDIN = "-"
 
 
-def in_a_folder(path: Path | None) -> Path | None:
+def require_folder(path: Path | None) -> Path | None:
     """Of a file to be written: refused before any work is done, where it could not be."""
     if path is not None and not path.parent.is_dir():
-        stop(USAGE, f"{plain(str(path))}: cannot be written, since there is no folder {plain(str(path.parent))}")
+        stop(
+            USAGE,
+            f"{plain_line(str(path))}: cannot be written, since there is no folder {plain_line(str(path.parent))}",
+        )
     return path
 
 
@@ -28,7 +31,7 @@ Output = Annotated[
         metavar="FILE",
         help="Write to a file, whole or not at all.",
         dir_okay=False,
-        callback=in_a_folder,
+        callback=require_folder,
     ),
 ]
 
@@ -39,5 +42,5 @@ def spec_files(paths: list[str]) -> list[str]:
 
     found = {os.path.normpath(file): file for path in paths for file in ([path] if path == STDIN else files_at(path))}
     if not found:
-        stop(USAGE, f"no spec files at {', '.join(map(plain, paths))}")
+        stop(USAGE, f"no spec files at {', '.join(map(plain_line, paths))}")
     return list(found.values())

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blockc.cli.common import USAGE, WRONG, app, complete_spec, plain, print_findings, say, stop
+from blockc.cli.common import USAGE, WRONG, app, complete_spec, plain_line, print_findings, say, stop
 from blockc.cli.files import STDIN, spec_files
-from blockc.cli.terminal import emit
+from blockc.cli.terminal import write_text
 
 if TYPE_CHECKING:
     from blockc.api import Formatted
@@ -32,11 +32,11 @@ def fmt(
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change.")] = False,
 ) -> None:
     """Put the keys and numbers of specs into one form. Values and comments stay."""
-    from blockc.authoring.specfiles import named
+    from blockc.authoring.specfiles import find_bundled
 
     files = spec_files(paths)
-    if not (check or diff) and (comes := [path for path in paths if named(path)]):
-        stop(USAGE, f"{plain(comes[0])}: comes with blockc, so that --check and --diff alone are for it")
+    if not (check or diff) and (comes := [path for path in paths if find_bundled(path)]):
+        stop(USAGE, f"{plain_line(comes[0])}: comes with blockc, so that --check and --diff alone are for it")
     right = [_stdin(check, diff) if file == STDIN else _file(file, check, diff) for file in files]
     if not all(right):
         raise typer.Exit(WRONG)
@@ -57,9 +57,9 @@ def _file(path: str, check: bool, diff: bool) -> bool:
     if made.changed and diff:
         _show(made)
     if made.changed and check:
-        print(f"{plain(path)}: would change", file=sys.stderr)
+        print(f"{plain_line(path)}: would change", file=sys.stderr)
     elif made.changed and not diff:
-        print(f"{plain(path)}: changed")
+        print(f"{plain_line(path)}: changed")
     return not (made.changed and check)
 
 
@@ -74,10 +74,10 @@ def _stdin(check: bool, diff: bool) -> bool:
     if diff:
         _show(made)
     elif not check:
-        emit(made.after.decode())
+        write_text(made.after.decode())
     return not (made.changed and check)
 
 
 def _show(made: Formatted) -> None:
     for line in made.diff():
-        print(plain(line))
+        print(plain_line(line))

@@ -9,7 +9,7 @@ import typer
 
 from blockc.cli.common import app, print_findings
 from blockc.cli.files import Output
-from blockc.cli.terminal import emit
+from blockc.cli.terminal import write_text
 
 
 @app.command("import")
@@ -26,6 +26,6 @@ def import_(
     imported = api.imported_spec(path)
     print_findings(imported.warnings)
     if output is None:
-        emit(imported.text)
+        write_text(imported.text)
     else:
         write_whole(output, imported.text)

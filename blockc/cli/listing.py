@@ -24,12 +24,12 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print the same a
     if as_json:
         print(json.dumps(found.data(), indent=2))
         return
-    print(_table(found.specs))
-    print(_words("Layouts, for `checkpoint` in a spec", found.layouts))
-    print(_words("Model types, for `blockc import`", found.model_types))
+    print(_table_text(found.specs))
+    print(_words_text("Layouts, for `checkpoint` in a spec", found.layouts))
+    print(_words_text("Model types, for `blockc import`", found.model_types))
 
 
-def _table(rows: tuple[Listed, ...]) -> str:
+def _table_text(rows: tuple[Listed, ...]) -> str:
     head = ("Specs", "parameters", "width", "depth", "context")
     body = [(row.name, *(f"{n:,}" for n in (row.parameters, row.width, row.depth, row.context))) for row in rows]
     wide = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
@@ -39,7 +39,7 @@ def _table(rows: tuple[Listed, ...]) -> str:
     )
 
 
-def _words(title: str, words: tuple[str, ...]) -> str:
+def _words_text(title: str, words: tuple[str, ...]) -> str:
     import textwrap
 
     indented = textwrap.fill(

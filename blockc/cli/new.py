@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from blockc.cli.common import USAGE, app, complete_spec, plain, stop
-from blockc.cli.files import in_a_folder
+from blockc.cli.common import USAGE, app, complete_spec, plain_line, stop
+from blockc.cli.files import require_folder
 
 
 @app.command()
@@ -30,7 +30,7 @@ def new(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Where to write; by default NAME.yaml.", dir_okay=False, callback=in_a_folder
+            metavar="FILE", help="Where to write; by default NAME.yaml.", dir_okay=False, callback=require_folder
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
@@ -43,7 +43,7 @@ def new(
     path = out or Path(f"{name}.yaml")
     budget = None if parameters is None else budget_of(parameters)
     if os.path.lexists(path) and not force:
-        stop(USAGE, f"{plain(str(path))}: is there already; give --force to write over it")
+        stop(USAGE, f"{plain_line(str(path))}: is there already; give --force to write over it")
     made = api.new(name, like, budget)
     write_whole(path, made.text)
-    print(f"{plain(str(path))}: {made.line}")
+    print(f"{plain_line(str(path))}: {made.line}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blockc.cli.common import ENVIRONMENT, USAGE, WRONG, app, plain, stop, there
+from blockc.cli.common import ENVIRONMENT, USAGE, WRONG, app, plain_line, require_path, stop
 from blockc.cli.terminal import reader_gone
 from blockc.graph.target import Provider
 
@@ -63,23 +63,23 @@ def run(
         stop(USAGE, "--system is told to an assistant: give --chat too")
     if cuda_graph and ep != "cuda":
         stop(USAGE, "--cuda-graph is for --ep cuda")
-    from blockc.runtime.sampling import chosen
+    from blockc.runtime.sampling import choose_sampler
 
-    choose = chosen(temperature, top_k, top_p, seed)
-    texts = _texts(prompt)
+    choose = choose_sampler(temperature, top_k, top_p, seed)
+    texts = _read_prompts(prompt)
     from blockc.basics.distribution import missing
     from blockc.runtime import ProviderError, Session, SessionError
     from blockc.runtime.chat import prompt_ids
     from blockc.runtime.text import Tokenizer
 
     try:
-        session = Session(there(folder), ep, threads, prepack, cuda_graph)
+        session = Session(require_path(folder), ep, threads, prepack, cuda_graph)
         tokenizer = Tokenizer(folder, session.model.vocab)
         prompts = [prompt_ids(folder, tokenizer, text, chat, system) for text in texts]
         _refuse_long(max(map(len, prompts)), tokens, session.context)
         if not tokenizer.stop:
             print(f"blockc: no file says which token ends a text: {tokens} tokens come in any case", file=sys.stderr)
-        _print(session.generate(prompts, tokens, tokenizer.stop, choose), tokenizer, texts, prompts)
+        _print_texts(session.generate(prompts, tokens, tokenizer.stop, choose), tokenizer, texts, prompts)
     except ModuleNotFoundError as error:
         stop(ENVIRONMENT, missing(error.name, "run"))
     except ProviderError as error:
@@ -88,7 +88,7 @@ def run(
         stop(WRONG, str(error))
 
 
-def _texts(prompts: list[str]) -> list[str]:
+def _read_prompts(prompts: list[str]) -> list[str]:
     if prompts.count("-") > 1:
         stop(USAGE, "--prompt - reads standard input, which can be read once")
     return [sys.stdin.read().removesuffix("\n") if text == "-" else text for text in prompts]
@@ -100,11 +100,13 @@ def _refuse_long(longest: int, tokens: int, context: int) -> None:
         stop(WRONG, f"{figures}, and the model's context is {context}")
 
 
-def _print(steps: Iterator[list[int | None]], tokenizer: Tokenizer, texts: list[str], prompts: list[list[int]]) -> None:
+def _print_texts(
+    steps: Iterator[list[int | None]], tokenizer: Tokenizer, texts: list[str], prompts: list[list[int]]
+) -> None:
     """One text as it comes; several at the end, each under its prompt."""
-    from blockc.runtime.stream import Stream
+    from blockc.runtime.stream import TextStream
 
-    streams = [Stream(tokenizer, ids) for ids in prompts]
+    streams = [TextStream(tokenizer, ids) for ids in prompts]
     written = [""] * len(streams)
     started = time.perf_counter()
     times: list[float] = []
@@ -116,24 +118,24 @@ def _print(steps: Iterator[list[int | None]], tokenizer: Tokenizer, texts: list[
         for i, token in enumerate(step):
             count += token is not None
             if token is not None and token not in tokenizer.stop:
-                written[i] += _said(streams[i].push(token), len(streams) == 1)
+                written[i] += _print_part(streams[i].push(token), len(streams) == 1)
     for i, stream in enumerate(streams):
-        written[i] += _said(stream.rest(), len(streams) == 1)
+        written[i] += _print_part(stream.rest(), len(streams) == 1)
     for i, text in enumerate(written if len(streams) > 1 else []):
-        print(f"--- {plain(texts[i])}\n{text}")
+        print(f"--- {plain_line(texts[i])}\n{text}")
     if len(streams) == 1:
         print(flush=True)
-    print(_figures(sum(map(len, prompts)), len(prompts), count, times), file=sys.stderr)
+    print(_figures_text(sum(map(len, prompts)), len(prompts), count, times), file=sys.stderr)
 
 
-def _said(text: str, at_once: bool) -> str:
+def _print_part(text: str, at_once: bool) -> str:
     text = text.translate(_CONTROL)
     if at_once:
         print(text, end="", flush=True)
     return text
 
 
-def _figures(prompt: int, rows: int, count: int, times: list[float]) -> str:
+def _figures_text(prompt: int, rows: int, count: int, times: list[float]) -> str:
     """What was read and written, and how long it took without opening the model."""
     after = count - rows
     speed = f", then {after} at {after / (times[-1] - times[0]):.1f} tokens per second" if after else ""

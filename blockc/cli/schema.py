@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from blockc.cli.common import app
-from blockc.cli.terminal import emit
+from blockc.cli.terminal import write_text
 
 
 @app.command()
@@ -13,4 +13,4 @@ def schema() -> None:
     """Print the JSON schema of the spec language, for editors."""
     from blockc import api
 
-    emit(json.dumps(api.schema(), indent=2, ensure_ascii=False) + "\n")
+    write_text(json.dumps(api.schema(), indent=2, ensure_ascii=False) + "\n")

@@ -10,7 +10,7 @@ import typer
 
 from blockc.basics.floats import Counted
 from blockc.cli.common import NOTHING, USAGE, Set, app, complete_spec, stop
-from blockc.cli.terminal import drawn
+from blockc.cli.terminal import adapt_drawing
 
 
 @app.command()
@@ -52,6 +52,6 @@ def show(
     elif expanded or graph:
         print("\n".join(api.expanded(m) if expanded else m.graph_txt() for m in models), end="")
     elif len(models) == 1:
-        print(drawn(api.show(models[0], figures[0])))
+        print(adapt_drawing(api.show(models[0], figures[0])))
     else:
         print(api.table(figures))

@@ -27,23 +27,23 @@ ASCII = str.maketrans("│─├┤┐┌└┘┬┴┼→←↓×", "|-+++++++
 # What is said
 
 
-def plain(text: str) -> str:
+def plain_line(text: str) -> str:
     """A name on one line: no character that a terminal would act on, hide or reorder by."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def lines(text: str) -> str:
+def clean_lines(text: str) -> str:
     """A message whose lines are lines; of all else, no control character reaches the terminal."""
     cut = (line if len(line) <= LONGEST else line[: LONGEST - 3] + "..." for line in text.split("\n"))
-    return "\n".join(listed([plain(line) for line in cut], MOST))
+    return "\n".join(listed([plain_line(line) for line in cut], MOST))
 
 
 def say(message: str) -> None:
     """To standard error, as blockc."""
-    print(f"blockc: {lines(message)}", file=sys.stderr, flush=True)
+    print(f"blockc: {clean_lines(message)}", file=sys.stderr, flush=True)
 
 
-def emit(text: str) -> None:
+def write_text(text: str) -> None:
     """What may become a file, to standard output: in UTF-8 whatever the locale, but on a terminal."""
     sys.stdout.flush()
     buffer = getattr(sys.stdout, "buffer", None)
@@ -54,12 +54,12 @@ def emit(text: str) -> None:
         buffer.write(text.encode("utf-8", "backslashreplace"))
         buffer.flush()
     except OSError as error:
-        if not isinstance(sys.stdout, _Stream):
+        if not isinstance(sys.stdout, _OutputStream):
             raise
         sys.stdout.lost(error)
 
 
-def drawn(text: str) -> str:
+def adapt_drawing(text: str) -> str:
     """A drawing, in ASCII where the terminal is a dumb one. What an encoding lacks, `prepare` sees to."""
     return text.translate(ASCII) if is_dumb() else text
 
@@ -71,7 +71,7 @@ def is_dumb() -> bool:
 # The streams
 
 
-class _Stream(io.TextIOWrapper):
+class _OutputStream(io.TextIOWrapper):
     """A text stream whose reader may go. What is still said then goes nowhere, and the command to its verdict.
 
     Any other fault names the stream as a fault of a file names the file.
@@ -117,19 +117,19 @@ def prepare() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    codecs.register_error(ERRORS, _plainer)
+    codecs.register_error(ERRORS, _escape_missing)
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
-    sys.stdout, sys.stderr = _prepared(sys.stdout, 1), _prepared(sys.stderr, 2)
+    sys.stdout, sys.stderr = _prepare_stream(sys.stdout, 1), _prepare_stream(sys.stderr, 2)
 
 
-def _prepared(stream: TextIO | None, descriptor: int) -> TextIO:
+def _prepare_stream(stream: TextIO | None, descriptor: int) -> TextIO:
     if not isinstance(stream, io.TextIOWrapper):  # None where it was closed
         return open(os.devnull, "w", encoding="utf-8") if stream is None else stream
     if stream.isatty():
         stream.reconfigure(errors=ERRORS)
         return stream
     stream.flush()
-    return _Stream(
+    return _OutputStream(
         io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False)),
         encoding=stream.encoding,
         errors=ERRORS,
@@ -138,7 +138,7 @@ def _prepared(stream: TextIO | None, descriptor: int) -> TextIO:
     )
 
 
-def _plainer(error: UnicodeError) -> tuple[str, int]:
+def _escape_missing(error: UnicodeError) -> tuple[str, int]:
     """Characters that an encoding lacks: those of drawings in ASCII, all others as their escapes."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
@@ -148,7 +148,7 @@ def _plainer(error: UnicodeError) -> tuple[str, int]:
 
 def reader_gone() -> bool:
     """Whether nobody reads standard output any more, so that what only fills it may end."""
-    return isinstance(sys.stdout, _Stream) and sys.stdout.gone
+    return isinstance(sys.stdout, _OutputStream) and sys.stdout.gone
 
 
 def flush() -> None:
@@ -156,7 +156,7 @@ def flush() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        if isinstance(sys.stdout, _Stream):
+        if isinstance(sys.stdout, _OutputStream):
             sys.stdout.drop()
         raise
 
@@ -182,7 +182,7 @@ class Progress:
         now = time.monotonic()
         if self.heard and now - self.last >= _EVERY:
             self.last = now
-            self._write(f"blockc: {plain(what)}: {done * 100 // max(whole, 1)} %")
+            self._write(f"blockc: {plain_line(what)}: {done * 100 // max(whole, 1)} %")
 
     def _write(self, line: str) -> None:
         """Over the line before it."""

@@ -11,7 +11,7 @@ import typer
 
 from blockc.basics.errors import listed
 from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Quiet, Set, app, complete_spec, say, stop
-from blockc.cli.terminal import Progress, plain
+from blockc.cli.terminal import Progress, plain_line
 
 
 @app.command()
@@ -40,9 +40,9 @@ def verify(
     with Progress(quiet) as progress:
         checked = api.verify(path, assignments, deep=deep, progress=progress)
     if checked.changed:
-        stop(WRONG, _each(path, checked.changed, "changed since it was built"))
+        stop(WRONG, _list_files(path, checked.changed, "changed since it was built"))
     if checked.outdated:
-        stop(WRONG, _each(path, checked.outdated, "not what its spec gives now"))
+        stop(WRONG, _list_files(path, checked.outdated, "not what its spec gives now"))
     proof = checked.proof
     assert proof is not None
     if not quiet:
@@ -55,5 +55,5 @@ def verify(
         raise typer.Exit(ENVIRONMENT)
 
 
-def _each(folder: Path, names: Sequence[str], what: str) -> str:
-    return "\n".join(listed([f"{plain(str(folder / name))}: {what}" for name in names]))
+def _list_files(folder: Path, names: Sequence[str], what: str) -> str:
+    return "\n".join(listed([f"{plain_line(str(folder / name))}: {what}" for name in names]))

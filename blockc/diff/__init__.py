@@ -12,9 +12,9 @@ The classes are read off what the specs were built into; their keys only say whe
 from __future__ import annotations
 
 from blockc.diff.changes import CLASSES, Change, Class, Diff
-from blockc.diff.checkpoint import checkpoint, renames
-from blockc.diff.numeric import numeric
-from blockc.diff.rest import cost, io, source
+from blockc.diff.checkpoint import compare_checkpoints, find_renames
+from blockc.diff.numeric import compare_numerics
+from blockc.diff.rest import compare_cost, compare_io, compare_source
 from blockc.diff.side import Side
 
 __all__ = ["CLASSES", "Change", "Class", "Diff", "Side", "diff"]
@@ -22,6 +22,11 @@ __all__ = ["CLASSES", "Change", "Class", "Diff", "Side", "diff"]
 
 def diff(a: Side, b: Side) -> Diff:
     """Raises LayoutError where a spec's checkpoint layout does not fit it."""
-    renamed = renames(a, b)
-    changes = [*checkpoint(a, b, renamed), *numeric(a, b, renamed), *io(a, b), *cost(a, b)]
-    return Diff(a.file, b.file, tuple(changes or source(a, b)))
+    renamed = find_renames(a, b)
+    changes = [
+        *compare_checkpoints(a, b, renamed),
+        *compare_numerics(a, b, renamed),
+        *compare_io(a, b),
+        *compare_cost(a, b),
+    ]
+    return Diff(a.file, b.file, tuple(changes or compare_source(a, b)))

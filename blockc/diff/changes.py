@@ -103,12 +103,12 @@ class Diff:
         }
 
 
-def folded(changes: Iterable[Change]) -> list[Change]:
+def fold(changes: Iterable[Change]) -> list[Change]:
     """Changes that are alike but for a number in their name, as one: layers.{i}.mlp.up.weight, 32 times."""
     groups: dict[Change, list[Change]] = {}
     for change in changes:
-        said = (None if text is None else unnumbered(text) for text in (change.before, change.after))
-        alike = replace(change, what=unnumbered(change.what), before=next(said), after=next(said))
+        said = (None if text is None else hide_number(text) for text in (change.before, change.after))
+        alike = replace(change, what=hide_number(change.what), before=next(said), after=next(said))
         groups.setdefault(alike, []).append(change)
     return [
         each[0] if len(each) == 1 else replace(alike, times=sum(change.times for change in each))
@@ -116,5 +116,5 @@ def folded(changes: Iterable[Change]) -> list[Change]:
     ]
 
 
-def unnumbered(name: str) -> str:
+def hide_number(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "{i}", name, count=1)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from blockc.diff.changes import Change, folded
+from blockc.diff.changes import Change, fold
 from blockc.diff.side import Key, Side, Slot, part_keys, top_keys
 from blockc.ir import Function, Node, called
 from blockc.source import Place
@@ -26,11 +26,11 @@ class Renames:
     @cached_property
     def labels(self) -> dict[str, str]:
         """Labels of B by those of A."""
-        pairs = {(_split(old)[1], _split(new)[1]) for old, new in self.paths.items()}
+        pairs = {(_split_path(old)[1], _split_path(new)[1]) for old, new in self.paths.items()}
         return {old: new for old, new in pairs if old != new}
 
 
-def renames(a: Side, b: Side) -> Renames:
+def find_renames(a: Side, b: Side) -> Renames:
     """Pairs those parameters that only one side has. Where several are alike they pair in order, if equally many."""
     found: list[dict[object, list[str]]] = []
     for side, other in ((a, b), (b, a)):
@@ -52,7 +52,7 @@ class _Spots:
         self.known: dict[Function, dict[str, object]] = {}
 
     def of(self, slot: Slot) -> object:
-        i, label, rest = _split(slot.path)
+        i, label, rest = _split_path(slot.path)
         if i is None:
             return slot.path  # the root's parameters have names of their own
         function = self.layers[f"layers.{i}"]
@@ -72,7 +72,7 @@ def _neighbours(layer: Function) -> dict[str, object]:
     }
 
 
-def _split(path: str) -> tuple[int | None, str, str]:
+def _split_path(path: str) -> tuple[int | None, str, str]:
     """(layer, label, the rest); a parameter outside the layers has no layer."""
     found = re.fullmatch(r"layers\.(\d+)\.([^.]+)\.(.+)", path)
     if found:
@@ -81,11 +81,11 @@ def _split(path: str) -> tuple[int | None, str, str]:
     return None, label, rest
 
 
-def checkpoint(a: Side, b: Side, renamed: Renames) -> list[Change]:
+def compare_checkpoints(a: Side, b: Side, renamed: Renames) -> list[Change]:
     layouts = [side.model.spec.top.checkpoint for side in (a, b)]
     alike = layouts[0] == layouts[1]
-    compared = _Compared(a, b, renamed, *((s.tensors if alike else s.plain) for s in (a, b)))
-    changes = folded(compared.changes())
+    compared = _TensorComparison(a, b, renamed, *((s.tensors if alike else s.plain) for s in (a, b)))
+    changes = fold(compared.changes())
     if not alike:
         key = ("checkpoint",)
         before, after = (name or "none" for name in layouts)
@@ -94,7 +94,7 @@ def checkpoint(a: Side, b: Side, renamed: Renames) -> list[Change]:
     return changes
 
 
-class _Compared:
+class _TensorComparison:
     def __init__(self, a: Side, b: Side, renamed: Renames, left: Mapping[str, Rule], right: Mapping[str, Rule]) -> None:
         self.a, self.b, self.renamed, self.left, self.right = a, b, renamed, left, right
         self.top = top_keys(a, b)
@@ -104,11 +104,11 @@ class _Compared:
     def changes(self) -> Iterator[Change]:
         yield from self.whole_layers()
         depth = min(len(self.a.calls), len(self.b.calls))
-        new = {name for name, rule in self.right.items() if name not in self.left and _within(rule, depth)}
+        new = {name for name, rule in self.right.items() if name not in self.left and _is_within(rule, depth)}
         for name, rule in self.left.items():
             if name in self.right:
                 yield from self.same_name(name, rule, self.right[name])
-            elif _within(rule, depth):
+            elif _is_within(rule, depth):
                 targets = tuple(self.renamed.paths.get(target, target) for target in rule.targets)
                 other = self.called.get(targets)
                 if other in new:
@@ -125,7 +125,7 @@ class _Compared:
         if a == b:
             return
         longer = self.left if a > b else self.right
-        count = sum(not _within(rule, min(a, b)) for rule in longer.values())
+        count = sum(not _is_within(rule, min(a, b)) for rule in longer.values())
         first, last = min(a, b), max(a, b) - 1
         what = f"layers.{first}" if first == last else f"layers {first} to {last}"
         said = f"{count} tensors"
@@ -136,20 +136,20 @@ class _Compared:
     def same_name(self, name: str, a: Rule, b: Rule) -> Iterator[Change]:
         if a.shape != b.shape:
             yield self.change(name, b, str(a.shape), str(b.shape), sizes=True)
-        elif (packed := _packing(a)) != (now := _packing(b)):
+        elif (packed := _packing_text(a)) != (now := _packing_text(b)):
             yield self.change(name, b, packed, now, "its rows are others", sizes=True)
 
     def gone(self, name: str, rule: Rule) -> Change:
         slot = self.b.slots.get(rule.targets[0])
         if slot is not None and slot.tied is not None:
-            after = f"tied to {_named(self.right, slot.tied)}"
+            after = f"tied to {_name_in_file(self.right, slot.tied)}"
             return self.change(name, rule, f"{rule.shape} of its own", after)
         return self.change(name, rule, str(rule.shape), None)
 
     def come(self, name: str, rule: Rule) -> Change:
         slot = self.a.slots.get(rule.targets[0])
         if slot is not None and slot.tied is not None:
-            before = f"tied to {_named(self.left, slot.tied)}"
+            before = f"tied to {_name_in_file(self.left, slot.tied)}"
             return self.change(name, rule, before, f"{rule.shape} of its own")
         return self.change(name, rule, None, str(rule.shape))
 
@@ -160,7 +160,7 @@ class _Compared:
 
     def place(self, path: str, sizes: bool) -> Place | None:
         """The key that says it: of the part, of the model, or that where the part stands."""
-        i, label, _ = _split(path)
+        i, label, _ = _split_path(path)
         keys = [*self.part(i, label), *self.top] if i is not None else self._of_root(label)
         keys = sorted((key for key in keys if key.said), key=lambda key: sizes and not key.size)
         slot = self.b.slots.get(self.renamed.paths.get(path, path)) or self.a.slots.get(path)
@@ -184,16 +184,16 @@ class _Compared:
         return self.parts[key]
 
 
-def _within(rule: Rule, depth: int) -> bool:
-    i = _split(rule.targets[0])[0]
+def _is_within(rule: Rule, depth: int) -> bool:
+    i = _split_path(rule.targets[0])[0]
     return i is None or i < depth
 
 
-def _named(tensors: Mapping[str, Rule], path: str) -> str:
+def _name_in_file(tensors: Mapping[str, Rule], path: str) -> str:
     return next((name for name, rule in tensors.items() if rule.targets == (path,)), path)
 
 
-def _packing(rule: Rule) -> str:
+def _packing_text(rule: Rule) -> str:
     if len(rule.targets) == 1:
         return ""
     shapes = ", ".join(map(str, rule.shapes))

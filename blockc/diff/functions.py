@@ -26,7 +26,7 @@ class OfLayer(Op):
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenValue:
     """What a function is handed beside its stream: a mask or a table, by the op that made it at the root, or keys."""
 
     op: Op
@@ -34,7 +34,7 @@ class Given:
 
 
 @dataclass
-class Differs:
+class Differences:
     """Names of A's nodes that compute otherwise, with what differs in them; and whether any reads other values."""
 
     nodes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
@@ -50,10 +50,10 @@ class View:
 
     function: Function
     nodes: Mapping[str, Node]
-    given: Mapping[Node, Given]
+    given: Mapping[Node, GivenValue]
     ends: tuple[Value, ...]
 
-    def given_to(self, n: Node) -> list[tuple[Given, Type]]:
+    def given_to(self, n: Node) -> list[tuple[GivenValue, Type]]:
         return [(self.given[v.node], v.type) for v in n.inputs if v.node in self.given]
 
     def call(self, n: Node, labels: Mapping[str, str]) -> View:
@@ -64,15 +64,15 @@ class View:
             for formal, value in zip(function.inputs, n.inputs, strict=True)
             if value.node in self.given
         }
-        return view(function, handed, labels)
+        return view_of(function, handed, labels)
 
 
-def view(function: Function, given: Mapping[Node, Given], labels: Mapping[str, str]) -> View:
+def view_of(function: Function, given: Mapping[Node, GivenValue], labels: Mapping[str, str]) -> View:
     nodes = {labels.get(n.name, n.name): n for n in function.nodes if not isinstance(n.op, Add)}
     return View(function, nodes, given, (function.outputs[0][1],))  # whoever reads what it lends says so
 
 
-def root(function: Function) -> View:
+def root_view(function: Function) -> View:
     """What surrounds the layers. Masks and tables, which only layers read, belong to them."""
     calls = [n for n in function.nodes if is_call(n)]
     shared, todo = set[Node](), [v.node for n in calls for v in n.inputs[1:] if not is_call(v.node)]
@@ -85,18 +85,18 @@ def root(function: Function) -> View:
     return View(function, {n.name: n for n in around}, {}, (*ends, calls[0].inputs[0]))
 
 
-def layer(call: Node, labels: Mapping[str, str]) -> View:
+def layer_view(call: Node, labels: Mapping[str, str]) -> View:
     function = called(call)
     handed = zip(function.inputs[1:], call.inputs[1:], strict=True)
-    return view(function, {formal: _given(value) for formal, value in handed}, labels)
+    return view_of(function, {formal: _given_by(value) for formal, value in handed}, labels)
 
 
-def _given(value: Value) -> Given:
+def _given_by(value: Value) -> GivenValue:
     n = value.node
-    return Given(OfLayer(int(n.name.rpartition(".")[2])) if is_call(n) else n.op, value.index)
+    return GivenValue(OfLayer(int(n.name.rpartition(".")[2])) if is_call(n) else n.op, value.index)
 
 
-def compare(a: View, b: View) -> Differs:
+def compare_views(a: View, b: View) -> Differences:
     return _Comparison(a, b).result()
 
 
@@ -104,13 +104,13 @@ class _Comparison:
     def __init__(self, a: View, b: View) -> None:
         self.a, self.b = a, b
         self.both = [name for name in a.nodes if name in b.nodes]
-        own = [_shapes(view, self.both) for view in (a, b)]
+        own = [_shapes_of(view, self.both) for view in (a, b)]
         self.resized = any(own[0][path] != own[1][path] for path in own[0].keys() & own[1].keys())
-        lone = [Counter(_lone(view, self.both)) for view in (a, b)]
+        lone = [Counter(_lone_ops(view, self.both)) for view in (a, b)]
         self.moved = bool(lone[0]) and lone[0] == lone[1]
 
-    def result(self) -> Differs:
-        found = Differs()
+    def result(self) -> Differences:
+        found = Differences()
         left, right = _Wires(self.a, self.both, self.moved), _Wires(self.b, self.both, self.moved)
         for name in self.both:
             n, m = self.a.nodes[name], self.b.nodes[name]
@@ -123,13 +123,13 @@ class _Comparison:
 
     def node(self, n: Node, m: Node) -> Iterator[str]:
         if is_call(n) and is_call(m):
-            inner = compare(self.a.call(n, {}), self.b.call(m, {}))
+            inner = compare_views(self.a.call(n, {}), self.b.call(m, {}))
             yield from (f"{name}: {said}" for name, each in inner.nodes.items() for said in each)
             if inner.wiring:
                 yield "wired otherwise"
             return
         given = zip(self.a.given_to(n), self.b.given_to(m), strict=False)
-        yield from self.op(n.op, m.op, _types(n), _types(m))
+        yield from self.op(n.op, m.op, _types_of(n), _types_of(m))
         for (one, type_), (other, other_type) in given:
             yield from self.op(one.op, other.op, (type_,), (other_type,))
 
@@ -144,16 +144,16 @@ class _Comparison:
             if before == after or (isinstance(before, bool) and shapes[0].keys() != shapes[1].keys()):
                 continue
             sized = type(before) is int and type(after) is int
-            if follows and (sized or _by_root(before, after, types_a[0], types_b[0])):
+            if follows and (sized or _follows_root(before, after, types_a[0], types_b[0])):
                 continue
             yield f"{name} {before} -> {after}"
 
 
-def _types(n: Node) -> tuple[Type, ...]:
+def _types_of(n: Node) -> tuple[Type, ...]:
     return (*(v.type for v in n.inputs), *n.types)
 
 
-def _shapes(view: View, both: list[str]) -> dict[str, tuple[int, ...]]:
+def _shapes_of(view: View, both: list[str]) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters of nodes that both sides have, by paths that both have."""
     found: dict[str, tuple[int, ...]] = {}
     for name in both:
@@ -164,14 +164,14 @@ def _shapes(view: View, both: list[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _lone(view: View, both: list[str]) -> Iterator[object]:
+def _lone_ops(view: View, both: list[str]) -> Iterator[object]:
     """Ops with tensors that only this side has, such as a norm at another place."""
     for name, n in view.nodes.items():
         if name not in both and n.params and not is_call(n):
             yield n.op.name, tuple(param.shape for param in n.params)
 
 
-def _by_root(before: object, after: object, a: Type, b: Type) -> bool:
+def _follows_root(before: object, after: object, a: Type, b: Type) -> bool:
     """A factor sqrt(width), or width^-0.5, of widths that differ."""
     if not (isinstance(before, float) and isinstance(after, float) and before):
         return False

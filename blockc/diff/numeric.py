@@ -5,78 +5,78 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from blockc.diff.changes import Change, unnumbered
+from blockc.diff.changes import Change, hide_number
 from blockc.diff.checkpoint import Renames
-from blockc.diff.functions import Differs, View, compare, layer, root
-from blockc.diff.side import Key, Side, part_keys, spelled, top_keys
+from blockc.diff.functions import Differences, View, compare_views, layer_view, root_view
+from blockc.diff.side import Key, Side, part_keys, spell, top_keys
 from blockc.graph.build import steps
 from blockc.source import Place
 
 
-def numeric(a: Side, b: Side, renamed: Renames) -> list[Change]:
+def compare_numerics(a: Side, b: Side, renamed: Renames) -> list[Change]:
     """One change for each key and its two values, with the nodes at which it is so."""
     found: dict[Change, list[str]] = {}
-    for change, at in (*_of_layers(a, b, renamed), *_of_root(a, b)):
+    for change, at in (*_layers_changes(a, b, renamed), *_root_changes(a, b)):
         found.setdefault(change, []).append(at)
-    return [replace(change, times=len(sites), note=_listed(sites)) for change, sites in found.items()]
+    return [replace(change, times=len(sites), note=_list_sites(sites)) for change, sites in found.items()]
 
 
-def _listed(sites: list[str]) -> str:
+def _list_sites(sites: list[str]) -> str:
     """layers.{i}.mlp for all layers, layers.3.mlp where it is one alone."""
     groups: dict[str, list[str]] = {}
     for site in sites:
-        groups.setdefault(unnumbered(site), []).append(site)
+        groups.setdefault(hide_number(site), []).append(site)
     return ", ".join(alike if len(each) > 1 else each[0] for alike, each in groups.items())
 
 
-def _of_layers(a: Side, b: Side, renamed: Renames) -> Iterator[tuple[Change, str]]:
+def _layers_changes(a: Side, b: Side, renamed: Renames) -> Iterator[tuple[Change, str]]:
     back = {new: old for old, new in renamed.labels.items()}
     known: dict[object, tuple[list[tuple[Change, str]]]] = {}
     for i, (one, other) in enumerate(zip(a.calls, b.calls, strict=False)):
-        left, right = layer(one, {}), layer(other, back)
+        left, right = layer_view(one, {}), layer_view(other, back)
         # Layers of one function may yet be handed other masks, and layers of one meaning stand under other keys.
-        key = (*map(_same, (left, right)), a.layer(i).kind, b.layer(i).kind)
+        key = (*map(_identity_of, (left, right)), a.layer(i).kind, b.layer(i).kind)
         if key not in known:
-            known[key] = (list(_of_layer(a, b, i, compare(left, right), renamed)),)
+            known[key] = (list(_layer_changes(a, b, i, compare_views(left, right), renamed)),)
         yield from ((change, f"layers.{i}{at}") for change, at in known[key][0])
 
 
-def _same(view: View) -> object:
+def _identity_of(view: View) -> object:
     return view.function, tuple(view.given.values())
 
 
-def _of_layer(a: Side, b: Side, i: int, found: Differs, renamed: Renames) -> Iterator[tuple[Change, str]]:
+def _layer_changes(a: Side, b: Side, i: int, found: Differences, renamed: Renames) -> Iterator[tuple[Change, str]]:
     for label, said in found.nodes.items():
         name = renamed.labels.get(label, label)
-        keys = _telling(part_keys(a, b, i, label, name), said)
+        keys = _relevant_keys(part_keys(a, b, i, label, name), said)
         if not keys:
             leaf = b.leaf(i, name)
             yield Change("NUMERIC", label, "", "; ".join(said), place=leaf.place if leaf else None), f".{label}"
-        yield from ((_changed(key), f".{label}") for key in keys)
+        yield from ((_change_of(key), f".{label}") for key in keys)
     if found.wiring:
         terms = [steps(side.model.decoder.layers[i]) for side in (a, b)]
-        yield Change("NUMERIC", "block", *terms, place=_of_block(a, b, i)), ""
+        yield Change("NUMERIC", "block", *terms, place=_block_place(a, b, i)), ""
 
 
-def _of_block(a: Side, b: Side, i: int) -> Place | None:
+def _block_place(a: Side, b: Side, i: int) -> Place | None:
     paths = (("block",), ("norm", "placement"))
     return next((place for side in (b, a) for path in paths if (place := side.place(path, i))), None)
 
 
-def _telling(keys: Iterable[Key], said: list[str]) -> list[Key]:
+def _relevant_keys(keys: Iterable[Key], said: list[str]) -> list[Key]:
     """Keys that someone wrote. A bias is a tensor; a size that the nodes do not speak of only says a shape."""
     words = {word for each in said for word in each.replace(":", " ").split()}
     kept = [key for key in keys if key.said and not key.name.endswith(".bias")]
     return [key for key in kept if not key.size or key.name.rpartition(".")[2] in words]
 
 
-def _changed(key: Key) -> Change:
-    return Change("NUMERIC", key.name, spelled(key.before), spelled(key.after), place=key.place)
+def _change_of(key: Key) -> Change:
+    return Change("NUMERIC", key.name, spell(key.before), spell(key.after), place=key.place)
 
 
-def _of_root(a: Side, b: Side) -> Iterator[tuple[Change, str]]:
+def _root_changes(a: Side, b: Side) -> Iterator[tuple[Change, str]]:
     """What surrounds the layers: the embedding's scale and norm, positions, the final norm, the cap of the logits."""
-    found = compare(root(a.function), root(b.function))
+    found = compare_views(root_view(a.function), root_view(b.function))
     if not found:
         return
     scales = [side.model.decoder.scale for side in (a, b)]
@@ -91,7 +91,7 @@ def _of_root(a: Side, b: Side) -> Iterator[tuple[Change, str]]:
     for key in top_keys(a, b):
         spot = next((spot for name, spot in spots.items() if key.name.startswith(name)), None)
         if spot and not key.name.endswith("bias") and not key.size:
-            yield _changed(key), spot
+            yield _change_of(key), spot
             said = True
     if not said:
         texts = [f"{name}: {each}" for name, said_ in found.nodes.items() for each in said_]

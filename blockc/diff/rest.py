@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blockc.diff.changes import Change, folded
-from blockc.diff.side import Key, Side, differences, part_keys, spelled, top_keys
+from blockc.diff.changes import Change, fold
+from blockc.diff.side import Key, Side, differences, part_keys, spell, top_keys
 from blockc.source import Place, plain
 
 
-def io(a: Side, b: Side) -> list[Change]:
+def compare_io(a: Side, b: Side) -> list[Change]:
     """Inputs and outputs of the graph that is served, those of the cache with them."""
     left, right = a.ports, b.ports
     found = Ports(a, b)
-    return folded(
+    return fold(
         Change("IO", name, left.get(name), right.get(name), place=found.place(name))
         for name in dict.fromkeys((*left, *right))
         if left.get(name) != right.get(name)
@@ -41,7 +41,7 @@ class Ports:
 # Figures
 
 
-def cost(a: Side, b: Side) -> list[Change]:
+def compare_cost(a: Side, b: Side) -> list[Change]:
     left, right = a.figures, b.figures
     key = ("context",)
     return [
@@ -59,17 +59,17 @@ def _ratio(before: int, after: int) -> str:
 # Text
 
 
-def source(a: Side, b: Side) -> list[Change]:
+def compare_source(a: Side, b: Side) -> list[Change]:
     """What differs between two texts that say the same function, the same tensors, at the same cost."""
     if a.text == b.text:
         return []
-    return list(_said(a, b)) or [Change("SOURCE", "text", "", "comments, order or spelling")]
+    return list(_key_changes(a, b)) or [Change("SOURCE", "text", "", "comments, order or spelling")]
 
 
-def _said(a: Side, b: Side) -> Iterator[Change]:
+def _key_changes(a: Side, b: Side) -> Iterator[Change]:
     left, right = (plain(side.model.spec.tree) for side in (a, b))
     assert isinstance(left, dict)
     assert isinstance(right, dict)
     for path, before, after in differences(left, right):  # type: ignore[arg-type]
-        said = [None if value is None else spelled(value) for value in (before, after)]
+        said = [None if value is None else spell(value) for value in (before, after)]
         yield Change("SOURCE", ".".join(path), said[0], said[1], place=b.place(path) or a.place(path))

@@ -176,7 +176,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any], path: KeyPath = ()) 
             yield (*path, key), before, after
 
 
-def spelled(value: object) -> str:
+def spell(value: object) -> str:
     """A value as a spec says it."""
     match value:
         case None:
@@ -186,8 +186,8 @@ def spelled(value: object) -> str:
         case float():
             return f"{value:.12g}"
         case dict():
-            return "{" + ", ".join(f"{k}: {spelled(v)}" for k, v in value.items()) + "}"  # type: ignore[misc]
+            return "{" + ", ".join(f"{k}: {spell(v)}" for k, v in value.items()) + "}"  # type: ignore[misc]
         case list() | tuple():
-            return "[" + ", ".join(map(spelled, value)) + "]"  # type: ignore[arg-type]
+            return "[" + ", ".join(map(spell, value)) + "]"  # type: ignore[arg-type]
         case _:
             return str(value)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain, count
 
-from blockc.emit.kinds import choice
-from blockc.emit.plan import Plan
-from blockc.emit.statements import Assign, Default, LayerCall, LayerLoop, Statement, fitted, laid_by_hand, shape
+from blockc.emit.kinds import choice_text
+from blockc.emit.plan import ModulePlan
+from blockc.emit.statements import Assign, Default, LayerCall, LayerLoop, Statement, fit, is_laid_by_hand, shape_text
 from blockc.graph.contract import MASK, POSITIONS
 from blockc.ir import (
     Function,
@@ -38,7 +38,7 @@ _RESERVED = {
 class Body:
     """A function's statements."""
 
-    def __init__(self, function: Function, plan: Plan) -> None:
+    def __init__(self, function: Function, plan: ModulePlan) -> None:
         self.function, self.plan, self.root = function, plan, function is plan.root
         self.names: dict[Value, str] = {n[0]: n.name for n in function.inputs}
         self.taken = {*self.names.values(), *_RESERVED, *plan.helpers}
@@ -46,11 +46,11 @@ class Body:
         self.names |= {value: f"past[{i}]" for i, value in enumerate(self.pasts)}
         self.layers: tuple[Node, ...] = layers(function) if self.root else ()
         self.stateful = [n for n in self.layers if any(v in self.pasts for v in n.inputs)]
-        self.kept = list(_logits(function)) if self.root else []
+        self.kept = list(_find_logits_nodes(function)) if self.root else []
         self.streams = self._streams() if self.root else set[Value]()
         switch = plan.kinds.switch(function)
         self.switch, self.skipped = (switch.word, switch.skipped[function]) if switch else ("", frozenset[str]())
-        self.inlined = _inlined(function)
+        self.inlined = _find_inlined(function)
         self.presents: dict[Node, str] = {}
         self.statements = list(self._statements())
 
@@ -112,8 +112,8 @@ class Body:
             text = f"None if unmasked else {text}"
         if n.name in self.skipped:
             text = f"{text} if self.{self.switch} else {operands[0]}"
-        target, comment = ", ".join(self._targets(n)), shape(n.types[0])
-        return Assign(target, fitted(target, text, comment), comment + ("  # fmt: skip" if laid_by_hand(text) else ""))
+        target, comment = ", ".join(self._targets(n)), shape_text(n.types[0])
+        return Assign(target, fit(target, text, comment), comment + ("  # fmt: skip" if is_laid_by_hand(text) else ""))
 
     @property
     def keeps(self) -> bool:
@@ -138,7 +138,7 @@ class Body:
         for n in self.function.nodes:
             for value in n.inputs:
                 readers.setdefault(value, []).append(n)
-        start = first.inputs[_stream(called(first))]
+        start = first.inputs[_stream_index(called(first))]
         found = set[Value]() if any(is_call(n) and n is not first for n in readers[start]) else {start}
         value = self.layers[-1][0]
         while len(readers.get(value, ())) == 1 and readers[value][0] not in self.kept:
@@ -162,8 +162,8 @@ class Body:
             arguments.append("use_cache")
         targets = [self._bind(n[0], n.name)]
         targets += self._states(n, function, "present" if len(self._stateful_parts()) == 1 else f"{n.name}_present")
-        target, comment = ", ".join(targets), shape(n.types[0])
-        return Assign(target, fitted(target, f"self.{n.name}({', '.join(arguments)})", comment), comment)
+        target, comment = ", ".join(targets), shape_text(n.types[0])
+        return Assign(target, fit(target, f"self.{n.name}({', '.join(arguments)})", comment), comment)
 
     def _stateful_parts(self) -> list[Node]:
         return [n for n in self.function.nodes if is_call(n) and self.plan.past(called(n))]
@@ -171,7 +171,7 @@ class Body:
     def _past(self, pasts: Sequence[Value]) -> str:
         if list(pasts) == list(self.pasts):
             return "past"
-        given = _tuple([self[value] for value in pasts])
+        given = _tuple_text([self[value] for value in pasts])
         return given if self.plan.carried else f"past and {given}"
 
     def _states(self, n: Node, function: Function, name: str) -> list[str]:
@@ -196,14 +196,14 @@ class Body:
         else:
             targets += [self._bind(n[i], f"{path}_{w}") for i, w in enumerate(function.output_names[1:], 1)]
             present = self._held(n, targets)
-        target, comment = ", ".join(targets), shape(n.types[0])
+        target, comment = ", ".join(targets), shape_text(n.types[0])
         text = f"layers[{self.layers.index(n)}]({', '.join(arguments)})"
-        return LayerCall(target, fitted(target, text, comment), present, comment)
+        return LayerCall(target, fit(target, text, comment), present, comment)
 
     def _held(self, n: Node, targets: Sequence[str]) -> str:
         """Those of a call's targets that its past will be, in that order; nothing where it has none."""
         states = [targets[value.index] for _, value in self.function.outputs[1:] if value.node is n]
-        return _tuple(states) if states else ""
+        return _tuple_text(states) if states else ""
 
     def _loop(self, calls: Sequence[Node]) -> LayerLoop:
         first, function = calls[0], called(calls[0])
@@ -218,12 +218,12 @@ class Body:
             else:
                 rows[f"layer_{name}"] = column
                 arguments.append(f"layer_{name}")
-        start = self[first.inputs[_stream(function)]]
+        start = self[first.inputs[_stream_index(function)]]
         self.names[calls[-1][0]] = STREAM
         targets, present, pasts = [STREAM], "", ""
         if first in self.stateful:
             arguments.append("past")
-            pasts = f"pasts{_slice(calls, self.stateful)}"
+            pasts = f"pasts{_slice_text(calls, self.stateful)}"
         if self.plan.asked(function):
             arguments.append("use_cache")
             targets.append("cached")
@@ -234,14 +234,14 @@ class Body:
         chosen = list(zip(*rows.values(), strict=True)) if rows else []
         return LayerLoop(
             start="" if start == STREAM else start,
-            layers=f"layers{_slice(calls, self.layers)}",
+            layers=f"layers{_slice_text(calls, self.layers)}",
             pasts=pasts,
             names=", ".join(rows),
-            chosen=choice([each[0] if len(each) == 1 else _tuple(each) for each in chosen]) if rows else "",
+            chosen=choice_text([each[0] if len(each) == 1 else _tuple_text(each) for each in chosen]) if rows else "",
             target=", ".join(targets),
             arguments=", ".join(arguments),
             present=present,
-            shape=shape(first.types[0]),
+            shape=shape_text(first.types[0]),
         )
 
     def _column(self, calls: Sequence[Node], name: str) -> list[str]:
@@ -274,10 +274,10 @@ class Body:
             return f"{first}, {given[0]}"
         if ends == [n[i] for n in parts for i in range(1, len(n.types))]:
             states = [f"*{each}" for each in given]
-        return f"{first}, {_tuple(states)} if use_cache else None"
+        return f"{first}, {_tuple_text(states)} if use_cache else None"
 
 
-def _logits(root: Function) -> Iterator[Node]:
+def _find_logits_nodes(root: Function) -> Iterator[Node]:
     """The matrix that makes the logits, and what is done to them after it."""
     value, found = root.output(LOGITS), list[Node]()
     while True:
@@ -289,7 +289,7 @@ def _logits(root: Function) -> Iterator[Node]:
         value = value.node.inputs[0]
 
 
-def _inlined(function: Function) -> dict[Node, Node]:
+def _find_inlined(function: Function) -> dict[Node, Node]:
     """Nodes whose operand is written where it is read: a matrix at once split into heads, heads joined for a matrix."""
     readers: dict[Value, list[Node]] = {}
     for n in function.nodes:
@@ -305,15 +305,15 @@ def _inlined(function: Function) -> dict[Node, Node]:
     }
 
 
-def _stream(function: Function) -> int:
+def _stream_index(function: Function) -> int:
     return next(i for i, n in enumerate(function.inputs) if n.name == function.stream)
 
 
-def _slice(calls: Sequence[Node], every: Sequence[Node]) -> str:
+def _slice_text(calls: Sequence[Node], every: Sequence[Node]) -> str:
     """Which of all these the calls are: nothing to say where they are all."""
     start = list(every).index(calls[0])
     return "" if len(calls) == len(every) else f"[{start}:{start + len(calls)}]"
 
 
-def _tuple(items: Sequence[str]) -> str:
+def _tuple_text(items: Sequence[str]) -> str:
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"

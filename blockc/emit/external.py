@@ -14,12 +14,12 @@ _NUMBERS = (*FLOATS.values(), *INTEGERS.values())
 _TYPES = {one.safetensors: one.onnx for one in _NUMBERS} | {"F64": onnx.TensorProto.DOUBLE}
 
 
-def external(references: Mapping[str, Reference]) -> dict[str, onnx.TensorProto]:
+def external_tensors(references: Mapping[str, Reference]) -> dict[str, onnx.TensorProto]:
     """By path, as `emit` takes them. No file is opened."""
-    return {path: _tensor(path, reference) for path, reference in references.items()}
+    return {path: _make_tensor(path, reference) for path, reference in references.items()}
 
 
-def _tensor(name: str, reference: Reference) -> onnx.TensorProto:
+def _make_tensor(name: str, reference: Reference) -> onnx.TensorProto:
     made = onnx.TensorProto(name=name, data_type=_TYPES[reference.word], dims=reference.shape)
     made.data_location = onnx.TensorProto.EXTERNAL
     for key in ("location", "offset", "length"):
@@ -27,13 +27,13 @@ def _tensor(name: str, reference: Reference) -> onnx.TensorProto:
     return made
 
 
-def locations(model: bytes) -> set[str]:
+def locations_of(model: bytes) -> set[str]:
     """The files that a model names, in whatever corner of it."""
-    tensors = _tensors(onnx.load_from_string(model))
+    tensors = _find_tensors(onnx.load_from_string(model))
     return {e.value for t in tensors for e in t.external_data if e.key == "location"}
 
 
-def placed(model: bytes, location: str) -> frozenset[str]:
+def initialisers_in(model: bytes, location: str) -> frozenset[str]:
     """The initialisers that lie in a file."""
     tensors = onnx.load_from_string(model).graph.initializer
     return frozenset(
@@ -41,26 +41,26 @@ def placed(model: bytes, location: str) -> frozenset[str]:
     )
 
 
-def metadata(model: bytes) -> dict[str, str]:
+def metadata_of(model: bytes) -> dict[str, str]:
     return {entry.key: entry.value for entry in onnx.load_from_string(model).metadata_props}
 
 
-def signature(model: bytes) -> tuple[list[bytes], list[bytes]]:
+def signature_of(model: bytes) -> tuple[list[bytes], list[bytes]]:
     """What a model takes and gives: names, types and shapes."""
     graph = onnx.load_from_string(model).graph
     return [v.SerializeToString() for v in graph.input], [v.SerializeToString() for v in graph.output]
 
 
-def operators(model: bytes) -> list[tuple[str, str]]:
+def operators_of(model: bytes) -> list[tuple[str, str]]:
     """Of its nodes, in order."""
     return [(n.domain, n.op_type) for n in onnx.load_from_string(model).graph.node]
 
 
-def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
+def _find_tensors(message: Message) -> Iterator[onnx.TensorProto]:
     if isinstance(message, onnx.TensorProto):
         yield message
         return
     for field, value in message.ListFields():
         if field.message_type is not None:
             for inner in [value] if isinstance(value, Message) else value:
-                yield from _tensors(inner)
+                yield from _find_tensors(inner)

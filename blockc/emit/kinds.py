@@ -41,13 +41,13 @@ class Kinds:
         return next((switch for switch in self.switches.values() if function in switch.skipped), None)
 
 
-def kinds(root: Function) -> Kinds:
+def find_kinds(root: Function) -> Kinds:
     calls = layers(root)
     made = list(dict.fromkeys(called(call) for call in calls))
-    if not _uniform(root, calls):
+    if not _is_uniform(root, calls):
         return Kinds(classes={function: function for function in made})
     found = Kinds(uniform=True)
-    for function in sorted(made, key=lambda f: (-_size(f), made.index(f))):
+    for function in sorted(made, key=lambda f: (-_size_of(f), made.index(f))):
         _place(found, function)
     found.classes = {function: found.classes[function] for function in made}
     names = dict.fromkeys(n.name for f in found.classes.values() for n in f.inputs if not is_past(n))
@@ -55,14 +55,14 @@ def kinds(root: Function) -> Kinds:
     return found
 
 
-def _size(function: Function) -> int:
-    return sum(1 + (_size(called(n)) if is_call(n) else 0) for n in function.nodes)
+def _size_of(function: Function) -> int:
+    return sum(1 + (_size_of(called(n)) if is_call(n) else 0) for n in function.nodes)
 
 
 def _place(found: Kinds, function: Function) -> None:
     """In a class that has a switch for the difference, or in one of its own."""
     for larger in dict.fromkeys(found.classes.values()):
-        skipped = _without(larger, function)
+        skipped = _find_skipped(larger, function)
         known = found.switches.get(larger)
         words = {n.op.switch for f, names in (skipped or {}).items() for n in f.nodes if n.name in names}
         if skipped is None or len(words) != 1 or (known is not None and known.skipped != skipped):
@@ -74,13 +74,13 @@ def _place(found: Kinds, function: Function) -> None:
     found.classes[function] = function
 
 
-def _uniform(root: Function, calls: Sequence[Node]) -> bool:
+def _is_uniform(root: Function, calls: Sequence[Node]) -> bool:
     """Each layer reads the stream of the one before, nobody else reads what it gives, and all hold alike states."""
     if not calls or any("." not in call.name for call in calls):
         return False
     lent = {value.node for n in root.nodes for value in n.inputs if value.index and is_call(value.node)}
     first = called(calls[0])
-    chained = all(now.inputs[_stream(now)] == before[0] for before, now in pairwise(calls))
+    chained = all(now.inputs[_stream_index(now)] == before[0] for before, now in pairwise(calls))
     alike = all(
         called(call).stream == first.stream
         and len(_pasts(called(call))) == len(_pasts(first))
@@ -90,7 +90,7 @@ def _uniform(root: Function, calls: Sequence[Node]) -> bool:
     return chained and alike and not lent
 
 
-def _stream(call: Node) -> int:
+def _stream_index(call: Node) -> int:
     function = called(call)
     return next(i for i, n in enumerate(function.inputs) if n.name == function.stream)
 
@@ -99,7 +99,7 @@ def _pasts(function: Function) -> tuple[str, ...]:
     return tuple(n.name for n in function.inputs if is_past(n))
 
 
-def _without(larger: Function, smaller: Function) -> dict[Function, frozenset[str]] | None:
+def _find_skipped(larger: Function, smaller: Function) -> dict[Function, frozenset[str]] | None:
     """The nodes that `larger` would have to leave out to be `smaller`; None where that is not all."""
     if larger is smaller:
         return {}
@@ -119,7 +119,7 @@ def _without(larger: Function, smaller: Function) -> dict[Function, frozenset[st
             skipped.add(n.name)
             through[n[0]] = through.get(n.inputs[0], n.inputs[0])
             continue
-        if not _alike(n, other, stands, through, found):
+        if not _is_alike(n, other, stands, through, found):
             return None
         stands |= {other[i]: n[i] for i in range(len(other.types))}
     ends = [(name, through.get(value, value)) for name, value in larger.outputs]
@@ -128,7 +128,7 @@ def _without(larger: Function, smaller: Function) -> dict[Function, frozenset[st
     return {**found, larger: frozenset(skipped)}
 
 
-def _alike(
+def _is_alike(
     n: Node,
     other: Node,
     stands: dict[Value, Value],
@@ -141,7 +141,7 @@ def _alike(
     if not is_call(n):
         operands = [through.get(value, value) for value in n.inputs]
         return n.op == other.op and operands == [stands.get(value) for value in other.inputs]
-    inner = _without(called(n), called(other))
+    inner = _find_skipped(called(n), called(other))
     if inner is None:
         return False
     found.update(inner)
@@ -150,14 +150,14 @@ def _alike(
     return all(given[formal.name] == stands.get(value) for formal, value in theirs)
 
 
-def choice(column: Sequence[str]) -> str:
+def choice_text(column: Sequence[str]) -> str:
     """What stands in a column at i, as an expression."""
     counts = {text: column.count(text) for text in dict.fromkeys(column)}
     *rare, common = sorted(counts, key=lambda text: counts[text])
-    return "".join(f"{text} if {when([each == text for each in column])} else " for text in rare) + common
+    return "".join(f"{text} if {condition_text([each == text for each in column])} else " for text in rare) + common
 
 
-def when(flags: Sequence[bool]) -> str:
+def condition_text(flags: Sequence[bool]) -> str:
     """For which i a flag holds."""
     length = period(tuple(flags))
     holds = [i for i in range(length) if flags[i]]

@@ -34,11 +34,11 @@ class Loading:
         return tuple(name for name in (*names, *self.tied) if not name.startswith(self.prefixes))
 
 
-def loading(checkpoint: str | None, function: Function) -> Loading:
+def plan_loading(checkpoint: str | None, function: Function) -> Loading:
     """For the layout named `checkpoint`. Raises LayoutError where that does not fit the function's parameters."""
     integers = any(param.dtype in INTEGERS for param in parameters(function).values())
     if checkpoint is None:
-        tied = dict(ties(function))
+        tied = dict(ties_of(function))
         helpers = ("open_tensors", *(["without_tied"] if tied else []), "renamed")
         return Loading("own", "", helpers, "under the names of its parameters", tied=tied, integers=integers)
     depth = sum(is_call(n) for n in function.nodes)
@@ -46,7 +46,7 @@ def loading(checkpoint: str | None, function: Function) -> Loading:
     packed = any(len(p.targets) > 1 or p.groups > 1 or p.transpose for p in held)
     prefixes = tuple(prefix for prefix in held.prefixes if prefix)
     read = "unpacked" if packed else "renamed"
-    rows = tuple(_rows(held, depth))
+    rows = tuple(_expand_rows(held, depth))
     files = {target: row.name for row in rows for target in row.targets}
     optional = {"with_prefix": prefixes, "without_tied": held.tied}
     return Loading(
@@ -63,7 +63,7 @@ def loading(checkpoint: str | None, function: Function) -> Loading:
     )
 
 
-def ties(root: Function) -> Iterator[tuple[str, str]]:
+def ties_of(root: Function) -> Iterator[tuple[str, str]]:
     """head.weight, embedding.weight: wherever a node holds a parameter of another's name."""
     for n in root.nodes:
         for held, owned in zip(n.params, n.op.params(), strict=True):
@@ -71,7 +71,7 @@ def ties(root: Function) -> Iterator[tuple[str, str]]:
                 yield f"{n.name}.{owned.name}", held.name
 
 
-def _rows(held: Patterns, depth: int) -> Iterator[Pattern]:
+def _expand_rows(held: Patterns, depth: int) -> Iterator[Pattern]:
     """A pattern that holds for some layers only is printed layer by layer."""
     for p in held:
         if len(p.layers) in (0, depth):

@@ -46,7 +46,7 @@ _NAMES = {
 Swap = Callable[[Any, OnnxBuilder, tuple[OnnxValue, ...], tuple[OnnxValue, ...]], Sequence[OnnxValue]]
 
 
-def emit(
+def emit_onnx(
     function: Function,
     metadata: Mapping[str, str],
     weights: Mapping[str, TensorProto] | None = None,
@@ -84,17 +84,17 @@ def emit(
     return model
 
 
-def serialised(model: onnx.ModelProto) -> bytes:
+def serialise(model: onnx.ModelProto) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def in_memory(weights: Mapping[str, Array], dtype: floats.Dtype = "fp32") -> dict[str, TensorProto]:
+def embed_arrays(weights: Mapping[str, Array], dtype: floats.Dtype = "fp32") -> dict[str, TensorProto]:
     """Arrays as initialisers that are written into the model itself, floats in one type, integers as they are."""
     as_numpy = helper.tensor_dtype_to_np_dtype(floats.FLOATS[dtype].onnx)
-    return {path: _tensor(a.astype(as_numpy) if a.dtype.kind == "f" else a, path) for path, a in weights.items()}
+    return {path: _make_tensor(a.astype(as_numpy) if a.dtype.kind == "f" else a, path) for path, a in weights.items()}
 
 
-def _tensor(array: Array, name: str) -> TensorProto:
+def _make_tensor(array: Array, name: str) -> TensorProto:
     return numpy_helper.from_array(np.asarray(array, order="C"), name)
 
 
@@ -111,7 +111,7 @@ class _Value:
 
 
 @dataclass(frozen=True, eq=False)
-class _Node:
+class _OnnxNode:
     op_type: str
     inputs: Sequence[_Value | None]
     outputs: Sequence[_Value]
@@ -125,35 +125,35 @@ class _Node:
         return helper.make_node(self.op_type, names, outputs, self.name, domain=self.domain or None, **self.attributes)
 
 
-def _shape(type_: Type) -> tuple[int | str, ...]:
-    return tuple(_extent(size) for size in type_.shape)
+def _shape_of(type_: Type) -> tuple[int | str, ...]:
+    return tuple(_size_text(size) for size in type_.shape)
 
 
-def _extent(size: Dim) -> int | str:
+def _size_text(size: Dim) -> int | str:
     return size.value if size.value is not None else _NAMES.get(size, str(size))
 
 
-def counted(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], Swap]) -> Counter[str]:
+def count_operators(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], Swap]) -> Counter[str]:
     """How many operators each node of an inlined function becomes, by the node's name."""
     nodes: Counter[str] = Counter()
     known: dict[tuple[Op, int, int], int] = {}  # equal nodes of equal layers become as many
     for n in function.nodes:
         key = (n.op, len(n.inputs), len(n.params))
         if key not in known:
-            counter = _Counting(dtype)
-            _lowered(n, counter, swaps)
+            counter = _CountingBuilder(dtype)
+            _lower(n, counter, swaps)
             known[key] = counter.nodes
         nodes[n.name] += known[key]
     return nodes
 
 
-def _lowered(n: Node, builder: OnnxBuilder, swaps: Mapping[type[Op], Swap]) -> None:
+def _lower(n: Node, builder: OnnxBuilder, swaps: Mapping[type[Op], Swap]) -> None:
     """The node through a builder that makes nothing."""
     lower = swaps.get(type(n.op), type(n.op).onnx)
     lower(n.op, builder, tuple(None for _ in n.inputs), tuple(None for _ in n.params))
 
 
-class _Counting:
+class _CountingBuilder:
     """A builder that makes nothing and counts."""
 
     opset = OPSETS.start  # as many nodes in any for which a rule is asked
@@ -179,19 +179,19 @@ class _Counting:
         self.nodes += self.casts
 
 
-def lost(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], Swap]) -> Iterator[tuple[Node, float]]:
+def find_lost(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], Swap]) -> Iterator[tuple[Node, float]]:
     """The numbers of a function that a float type holds as 0 or as infinity, and the nodes that have them."""
     known: dict[tuple[Op, int, int], list[float]] = {}
     for n in function.nodes:
         key = (n.op, len(n.inputs), len(n.params))
         if key not in known:
-            reals = _Reals(dtype)
-            _lowered(n, reals, swaps)
+            reals = _RangeBuilder(dtype)
+            _lower(n, reals, swaps)
             known[key] = reals.lost
         yield from ((n, number) for number in known[key])
 
 
-class _Reals(_Counting):
+class _RangeBuilder(_CountingBuilder):
     """A builder that makes nothing and looks at numbers."""
 
     def __init__(self, dtype: floats.Dtype) -> None:
@@ -229,7 +229,7 @@ class _Emitter:
     ) -> None:
         self.swaps = swaps
         self.function = function
-        self.builder = _Builder(floats.FLOATS[dtype].onnx, opset)
+        self.builder = _GraphBuilder(floats.FLOATS[dtype].onnx, opset)
         self.types: dict[Dtype, int] = {word: floats.stored_as(word, dtype).onnx for word in get_args(Dtype)}
         self.values: dict[Value, _Value] = {}
         self.inputs = [self._input(n) for n in function.inputs]
@@ -263,7 +263,7 @@ class _Emitter:
 
     def _input(self, n: Node) -> _Value:
         type_ = n.types[0]
-        self.values[n[0]] = _Value(n.name, self.types[type_.dtype], _shape(type_))
+        self.values[n[0]] = _Value(n.name, self.types[type_.dtype], _shape_of(type_))
         return self.values[n[0]]
 
     def _node(self, n: Node) -> None:
@@ -273,7 +273,7 @@ class _Emitter:
         swap = self.swaps.get(type(n.op))
         results = swap(n.op, self.builder, args, params) if swap else n.op.onnx(self.builder, args, params)
         for i, (result, type_) in enumerate(zip(results, n.types, strict=True)):
-            result.name, result.type, result.shape = n[i].name, self.types[type_.dtype], _shape(type_)
+            result.name, result.type, result.shape = n[i].name, self.types[type_.dtype], _shape_of(type_)
             self.values[n[i]] = result
 
     def _param(self, n: Node, path: str) -> _Value:
@@ -297,12 +297,12 @@ class _Emitter:
         return [self.values[value] for _, value in self.function.outputs]
 
 
-class _Builder:
+class _GraphBuilder:
     """What an op's ONNX rule receives. Nodes are named after the path of the node that is being lowered."""
 
     def __init__(self, float_type: int, opset: int) -> None:
         self.float, self.opset = float_type, opset
-        self.nodes: list[_Node] = []
+        self.nodes: list[_OnnxNode] = []
         self.domains: set[str] = set()
         self.constants: dict[tuple[str, tuple[int, ...], bytes], TensorProto] = {}
         self.path = ""
@@ -320,7 +320,7 @@ class _Builder:
         count = self.counts[op_type] = self.counts.get(op_type, 0) + 1
         name = f"/{self.path.replace('.', '/')}/{op_type}" + (f"_{count}" if count > 1 else "")
         made = [_Value(f"{name}_output" + (f"_{i}" if i else "")) for i in range(outputs)]
-        self.nodes.append(_Node(op_type, inputs, made, name, domain, attributes))
+        self.nodes.append(_OnnxNode(op_type, inputs, made, name, domain, attributes))
         self.domains.add(domain)
         return made
 
@@ -329,7 +329,7 @@ class _Builder:
         array = np.asarray(value)
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self.constants:
-            self.constants[key] = _tensor(array, f"constant_{len(self.constants)}")
+            self.constants[key] = _make_tensor(array, f"constant_{len(self.constants)}")
         return _Value(self.constants[key].name)
 
     def real(self, value: Array | float) -> _Value:

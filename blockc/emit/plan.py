@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from blockc.emit.kinds import Kinds, kinds
+from blockc.emit.kinds import Kinds, find_kinds
 from blockc.ir import Function, Input, Node, Value, called, is_call, is_past
 
 
 @dataclass
-class Plan:
+class ModulePlan:
     """The answers to what more than one function must agree on.
 
     carried  some states are of one size: there is always a past, which begins as zeros
@@ -33,24 +33,24 @@ class Plan:
         return self.past(function) and not self.lends
 
 
-def plan(root: Function, helpers: Sequence[str]) -> Plan:
+def plan_module(root: Function, helpers: Sequence[str]) -> ModulePlan:
     pasts = [n for n in root.inputs if is_past(n)]
     lends = any(value.index and is_call(value.node) for n in root.nodes for value in n.inputs)
     carried = any(not _grows(n) for n in pasts)
-    found, absent = kinds(root), _absent(root)
+    found, absent = find_kinds(root), _find_absent(root)
     for function, larger in found.classes.items():
-        for theirs, ours in _pairs(function, larger):
+        for theirs, ours in _pair_functions(function, larger):
             absent |= {(ours, name): meaning for (f, name), meaning in absent.items() if f is theirs}
-    return Plan(root, found, carried, lends, absent, helpers)
+    return ModulePlan(root, found, carried, lends, absent, helpers)
 
 
-def _pairs(function: Function, larger: Function) -> Iterator[tuple[Function, Function]]:
+def _pair_functions(function: Function, larger: Function) -> Iterator[tuple[Function, Function]]:
     """A layer's function and that of its class, and so for their parts."""
     yield function, larger
     named = {n.name: n for n in larger.nodes}
     for n in function.nodes:
         if is_call(n):
-            yield from _pairs(called(n), called(named[n.name]))
+            yield from _pair_functions(called(n), called(named[n.name]))
 
 
 def _grows(past: Node) -> bool:
@@ -58,20 +58,20 @@ def _grows(past: Node) -> bool:
     return any(size.value is None for size in past.op.type.shape[1:])
 
 
-def _absent(root: Function) -> dict[tuple[Function, str], str]:
+def _find_absent(root: Function) -> dict[tuple[Function, str], str]:
     """Masks that need not be made, in the functions that take them: nobody reads them but who can do without."""
     made = {n[0]: n.op.absent() for n in root.nodes if n.op.absent()}
     if len(set(made.values())) > 1:
         return {}
     found: dict[tuple[Function, str], str] = {}
     for value, meaning in made.items():
-        takers = _takers(root, value)
+        takers = _find_takers(root, value)
         if takers is not None:
             found |= {(root, value.node.name): meaning} | dict.fromkeys(takers, meaning)
     return found
 
 
-def _takers(function: Function, value: Value) -> list[tuple[Function, str]] | None:
+def _find_takers(function: Function, value: Value) -> list[tuple[Function, str]] | None:
     """The inputs of functions that this value reaches; None where anybody needs it."""
     found: list[tuple[Function, str]] = []
     for n in function.nodes:
@@ -83,7 +83,7 @@ def _takers(function: Function, value: Value) -> list[tuple[Function, str]] | No
                     return None
                 continue
             formal = called(n).inputs[i]
-            inner = _takers(called(n), formal[0])
+            inner = _find_takers(called(n), formal[0])
             if inner is None:
                 return None
             found += [(called(n), formal.name), *inner]

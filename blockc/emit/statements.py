@@ -58,21 +58,21 @@ class LayerLoop:
 Statement = Assign | Default | LayerCall | LayerLoop
 
 
-def shape(type_: Type) -> str:
+def shape_text(type_: Type) -> str:
     """(B, 8, T, 128)"""
     return f"({', '.join('T' if size == T else str(size) for size in type_.shape)})"
 
 
-def fitted(target: str, text: str, comment: str) -> str:
-    return _laid(text, LINE - len(f"        {target} =   # {comment}"))
+def fit(target: str, text: str, comment: str) -> str:
+    return _break_line(text, LINE - len(f"        {target} =   # {comment}"))
 
 
-def _laid(text: str, room: int) -> str:
+def _break_line(text: str, room: int) -> str:
     """A call that is too long for its line has its arguments in one of their own, or each in one."""
     head, _, rest = text.partition("(")
     if len(text) <= room or "\n" in text or not re.fullmatch(r"[\w.\[\]]+", head) or not rest.endswith(")"):
         return text
-    arguments = _split(rest[:-1])
+    arguments = _split_arguments(rest[:-1])
     if arguments is None:
         return text
     line = ", ".join(arguments)
@@ -81,7 +81,7 @@ def _laid(text: str, room: int) -> str:
     return "\n".join([f"{head}(", *(f"    {each}," for each in arguments), ")"])
 
 
-def _split(text: str) -> list[str] | None:
+def _split_arguments(text: str) -> list[str] | None:
     """The arguments of one call; nothing where the text goes on behind it."""
     found, depth = [""], 0
     for letter in text:
@@ -95,6 +95,6 @@ def _split(text: str) -> list[str] | None:
     return [each.strip() for each in found]
 
 
-def laid_by_hand(text: str) -> bool:
+def is_laid_by_hand(text: str) -> bool:
     """Whether it has a list of several entries a line, which a formatter would tear apart."""
     return re.search(r"\[\n +\S+, \S", text) is not None

@@ -15,10 +15,10 @@ from pathlib import Path
 import jinja2
 
 from blockc.emit.body import Body
-from blockc.emit.kinds import choice, when
-from blockc.emit.loading import Loading, ties
-from blockc.emit.plan import Plan, plan
-from blockc.emit.statements import LINE, Statement, laid_by_hand
+from blockc.emit.kinds import choice_text, condition_text
+from blockc.emit.loading import Loading, ties_of
+from blockc.emit.plan import ModulePlan, plan_module
+from blockc.emit.statements import LINE, Statement, is_laid_by_hand
 from blockc.graph.contract import LOGITS, POSITIONS, Contract, Held, contract
 from blockc.ir import (
     Function,
@@ -83,7 +83,7 @@ class Class:
 
 
 @dataclass(frozen=True)
-class Constant:
+class ComputedConstant:
     """What the model computes once and keeps beside its parameters."""
 
     name: str
@@ -99,7 +99,7 @@ class Zeros:
 
 
 @dataclass(frozen=True)
-class Init:
+class Initialisation:
     """How an untrained model starts: which matrices write to the stream, how many of them; whether there are biases."""
 
     std: float
@@ -116,20 +116,22 @@ class Imports:
     parts: tuple[tuple[str, tuple[str, ...]], ...]
 
 
-def emit(function: Function, *, name: str, summary: str, load: Loading, init: float) -> str:
+def emit_torch(function: Function, *, name: str, summary: str, load: Loading, init: float) -> str:
     """The text of model.py for the root `function`, cached or not.
 
     `load` is what the loading template prints; `init` is the standard deviation of new matrices.
     """
     root = functions(function)[-1]
     serves = contract(root)
-    helpers = _helpers(function, ["query_positions"] if _reads(root, POSITIONS) else [])
-    whole = plan(root, helpers)
+    helpers = _order_helpers(function, ["query_positions"] if _reads(root, POSITIONS) else [])
+    whole = plan_module(root, helpers)
     body = Body(root, whole)
-    classes = [_class(f, whole) for f in _written(whole)]
+    classes = [_make_class(f, whole) for f in _find_classes(whole)]
     listed = bool(layers(root))
-    tied = list(ties(root))
-    constants = [Constant(f"{n.name}_{each[0]}", _by_hand(each[1])) for n in root.nodes if (each := n.op.constant())]
+    tied = list(ties_of(root))
+    constants = [
+        ComputedConstant(f"{n.name}_{each[0]}", _skip_format(each[1])) for n in root.nodes if (each := n.op.constant())
+    ]
     return (
         _environment()
         .get_template("torch/model.py.j2")
@@ -137,11 +139,15 @@ def emit(function: Function, *, name: str, summary: str, load: Loading, init: fl
             name=name,
             summary=summary,
             total=sum(param.learned for param in parameters(function).values()),
-            imports=_imports([*helpers, *load.helpers], listed, bool(tied or constants)),
-            helpers=[_definition(helper) for helper in helpers],
+            imports=_collect_imports([*helpers, *load.helpers], listed, bool(tied or constants)),
+            helpers=[_definition_of(helper) for helper in helpers],
             classes=classes,
             root=Class(
-                "Model", summary, tuple(_declarations(root, whole)), tuple(body.statements), body[root.output(LOGITS)]
+                "Model",
+                summary,
+                tuple(_make_declarations(root, whole)),
+                tuple(body.statements),
+                body[root.output(LOGITS)],
             ),
             table=next(param.name for param in root.own_params),
             ties=tied,
@@ -149,16 +155,16 @@ def emit(function: Function, *, name: str, summary: str, load: Loading, init: fl
             cached=bool(serves.held),
             keeps=body.keeps,
             listed=listed,
-            carried=_zeros(root, serves) if whole.carried else None,
+            carried=_make_zeros(root, serves) if whole.carried else None,
             asked=not whole.lends,
             stateful=len(body.stateful),
-            length=_length(_by_layer(root, serves)),
+            length=_length_text(_states_by_layer(root, serves)),
             unmasked=any(f is root for f, _ in whole.absent),
             load=load,
             causal=root.causal,
             labels=_LABELS[root.causal],
-            loading=[_definition(helper) for helper in load.helpers],
-            init=_init(function, init),
+            loading=[_definition_of(helper) for helper in load.helpers],
+            init=_make_initialisation(function, init),
         )
     )
 
@@ -171,7 +177,7 @@ def _reads(root: Function, name: str) -> bool:
     return any(value.node.name == name for n in root.nodes for value in n.inputs)
 
 
-def _written(whole: Plan) -> Iterator[Function]:
+def _find_classes(whole: ModulePlan) -> Iterator[Function]:
     """The functions that become classes, each after those that it calls."""
     seen: set[Function] = set()
 
@@ -189,24 +195,24 @@ def _written(whole: Plan) -> Iterator[Function]:
             yield function
 
 
-def _class(function: Function, whole: Plan) -> Class:
+def _make_class(function: Function, whole: ModulePlan) -> Class:
     body, switch = Body(function, whole), whole.kinds.switch(function)
     count = len(function.outputs) - 1
     result = "tuple[Tensor, Cache | None]" if whole.asked(function) else f"tuple[{', '.join(['Tensor'] * (count + 1))}]"
     return Class(
         function.name,
         function.doc,
-        tuple(_declarations(function, whole)),
+        tuple(_make_declarations(function, whole)),
         tuple(body.statements),
         body.returns,
-        tuple(_arguments(function, whole)),
+        tuple(_make_arguments(function, whole)),
         result if count else "Tensor",
         switch.word if switch else "",
         bool(body.skipped),
     )
 
 
-def _arguments(function: Function, whole: Plan) -> Iterator[Argument]:
+def _make_arguments(function: Function, whole: ModulePlan) -> Iterator[Argument]:
     """A layer takes what every layer does, where they are of one signature."""
     own = [n.name for n in function.inputs if not is_past(n)]
     layer = whole.kinds.uniform and function in whole.kinds.classes.values()
@@ -220,7 +226,7 @@ def _arguments(function: Function, whole: Plan) -> Iterator[Argument]:
         yield Argument("use_cache", "bool")
 
 
-def _declarations(function: Function, whole: Plan) -> Iterator[Declaration]:
+def _make_declarations(function: Function, whole: ModulePlan) -> Iterator[Declaration]:
     """What __init__ makes: modules in the order of use, layers as one list."""
     listed: set[str] = set()
     for n in function.nodes:
@@ -228,7 +234,9 @@ def _declarations(function: Function, whole: Plan) -> Iterator[Declaration]:
         if is_call(n) and prefix:
             if prefix not in listed:
                 listed.add(prefix)
-                yield Declaration(prefix, _list([c for c in function.nodes if is_call(c)], whole), listed=True)
+                yield Declaration(
+                    prefix, _layer_list_text([c for c in function.nodes if is_call(c)], whole), listed=True
+                )
         elif is_call(n):
             switch = whole.kinds.switch(called(n))
             yield Declaration(n.name, f"{called(n).name}({switch.word if switch else ''})")
@@ -236,42 +244,42 @@ def _declarations(function: Function, whole: Plan) -> Iterator[Declaration]:
             yield Declaration(n.name, text)
 
 
-def _list(calls: Sequence[Node], whole: Plan) -> str:
+def _layer_list_text(calls: Sequence[Node], whole: ModulePlan) -> str:
     """One comprehension over the layers' numbers."""
     made = [called(call) for call in calls]
     classes, off = whole.kinds.classes, whole.kinds.off
     one = len({classes[function] for function in made}) == 1
-    told = when([function not in off for function in made]) if one and off else ""
+    told = condition_text([function not in off for function in made]) if one and off else ""
     texts: dict[Function, str] = {}
     for function in dict.fromkeys(made):
         switch = whole.kinds.switches.get(classes[function])
         given = f"{switch.word}={told or function not in off}" if switch else ""
         texts[function] = f"{classes[function].name}({given})"
     column = [texts[function] for function in made]
-    text = choice(column)
+    text = choice_text(column)
     return f"[{text} for {'i' if re.search(r'[(= ]i ', text) else '_'} in range({len(calls)})]"
 
 
-def _by_hand(text: str) -> str:
-    return f"{text}  # fmt: skip" if laid_by_hand(text) else text
+def _skip_format(text: str) -> str:
+    return f"{text}  # fmt: skip" if is_laid_by_hand(text) else text
 
 
-def _zeros(root: Function, serves: Contract) -> Zeros:
-    shapes = [tuple(held.sized(0, 0)[1:] for held in group) for group in _by_layer(root, serves)]
+def _make_zeros(root: Function, serves: Contract) -> Zeros:
+    shapes = [tuple(held.sized(0, 0)[1:] for held in group) for group in _states_by_layer(root, serves)]
     length = period(tuple(shapes))
     if len(shapes) % length:
         length = len(shapes)
-    return Zeros(tuple(_tuple(list(map(str, each))) for each in shapes[:length]), len(shapes) // length)
+    return Zeros(tuple(_tuple_text(list(map(str, each))) for each in shapes[:length]), len(shapes) // length)
 
 
-def _by_layer(root: Function, serves: Contract) -> list[list[Held]]:
+def _states_by_layer(root: Function, serves: Contract) -> list[list[Held]]:
     """The states of each layer that has some."""
     known = {held.past: held for held in serves.held}
     groups = ([known[v.node.name] for v in n.inputs if is_past(v.node)] for n in root.nodes)
     return [group for group in groups if group]
 
 
-def _length(groups: Sequence[Sequence[Held]]) -> str:
+def _length_text(groups: Sequence[Sequence[Held]]) -> str:
     """How many tokens a cache holds, read off the first state that grows; nothing where none does."""
     for i, group in enumerate(groups):
         for j, held in enumerate(group):
@@ -280,63 +288,63 @@ def _length(groups: Sequence[Sequence[Held]]) -> str:
     return ""
 
 
-def _tuple(items: Sequence[str]) -> str:
+def _tuple_text(items: Sequence[str]) -> str:
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
-def _init(function: Function, std: float) -> Init:
+def _make_initialisation(function: Function, std: float) -> Initialisation:
     """Read off the graph: the matrices that write to the stream, how many they are."""
     calls = [called(n) for n in function.nodes if is_call(n)]
-    writers = [n for layer in calls for call in layer.nodes if is_call(call) for n in _writers(called(call))]
+    writers = [n for layer in calls for call in layer.nodes if is_call(call) for n in _find_writers(called(call))]
     biases = any(isinstance(n.op, Linear) and n.op.bias for f in functions(function) for n in f.nodes)
-    return Init(std, tuple(sorted({f".{n.name}" for n in writers})), max(1, len(writers)), biases)
+    return Initialisation(std, tuple(sorted({f".{n.name}" for n in writers})), max(1, len(writers)), biases)
 
 
-def _writers(function: Function) -> Iterator[Node]:
+def _find_writers(function: Function) -> Iterator[Node]:
     end = function.outputs[0][1].node
     if isinstance(end.op, Linear):
         yield end
 
 
-def _helpers(function: Function, more: Iterable[str]) -> list[str]:
+def _order_helpers(function: Function, more: Iterable[str]) -> list[str]:
     """Each helper once, in the order of first use, after those that it is written with."""
     used = (helper for f in functions(function) for n in f.nodes for helper in n.op.helpers)
     order: dict[str, None] = {}
     for helper in (*used, *more):
-        order.update(dict.fromkeys((*_needs(helper), helper)))
+        order.update(dict.fromkeys((*_find_needs(helper), helper)))
     return list(order)
 
 
 @cache
-def _needs(helper: str) -> tuple[str, ...]:
+def _find_needs(helper: str) -> tuple[str, ...]:
     """What a helper file imports from its neighbours."""
-    found = re.findall(r"^from \.(\w+) import", _text(helper), re.MULTILINE)
-    return tuple(name for needed in found for name in (*_needs(needed), needed))
+    found = re.findall(r"^from \.(\w+) import", _read_helper(helper), re.MULTILINE)
+    return tuple(name for needed in found for name in (*_find_needs(needed), needed))
 
 
 _BLANK = "\n\n\n"  # what stands between a helper file's imports and its definition
 
 
 @cache
-def _text(helper: str) -> str:
+def _read_helper(helper: str) -> str:
     return (_templates() / "helpers" / f"{helper}.py").read_text(encoding="utf-8")
 
 
 @cache
-def _helper(name: str) -> tuple[tuple[str, ...], str]:
+def _split_helper(name: str) -> tuple[tuple[str, ...], str]:
     """The import lines of a helper file, and its definition."""
-    head, _, body = _text(name).partition(_BLANK)
+    head, _, body = _read_helper(name).partition(_BLANK)
     lines = tuple(line for line in head.splitlines() if line and "import" in line and not line.startswith("from ."))
     return lines, body.rstrip()
 
 
-def _definition(name: str) -> str:
-    return _helper(name)[1]
+def _definition_of(name: str) -> str:
+    return _split_helper(name)[1]
 
 
-def _imports(helpers: Sequence[str], listed: bool, moved: bool) -> Imports:
+def _collect_imports(helpers: Sequence[str], listed: bool, moved: bool) -> Imports:
     """What the helpers import beside torch, and the model itself, which `moved` says to have an _apply of its own."""
-    lines = {line for helper in helpers for line in _helper(helper)[0] if " torch" not in line}
+    lines = {line for helper in helpers for line in _split_helper(helper)[0] if " torch" not in line}
     parts: dict[str, set[str]] = {"typing": {"Self"}, "dataclasses": {"dataclass"}, "pathlib": {"Path"}}
     if listed:
         parts["functools"] = {"partial"}

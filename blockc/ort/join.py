@@ -23,17 +23,17 @@ def join_projections(function: Function) -> Passed:
     joins: dict[str, Join] = {}
 
     def rule(n: Node, inputs: tuple[Value, ...]) -> Node | None:
-        linears = _projections(n, readers)
+        linears = _find_projections(n, readers)
         if not linears:
             return None
         assert isinstance(n.op, GroupQueryAttention | RowQueryAttention)
-        made = _joined(linears, inputs[0].node.inputs[0], joins)
+        made = _join(linears, inputs[0].node.inputs[0], joins)
         return n.remade(op=replace(n.op, packed=True), inputs=(made[0], *inputs[3:]))
 
     return Passed(transform(function, rule), joins)
 
 
-def _projections(n: Node, readers: Mapping[Value, list[Node]]) -> tuple[Node, ...]:
+def _find_projections(n: Node, readers: Mapping[Value, list[Node]]) -> tuple[Node, ...]:
     """The three linears of one value that only this attention reads, or nothing."""
     if not isinstance(n.op, GroupQueryAttention | RowQueryAttention):
         return ()
@@ -43,7 +43,7 @@ def _projections(n: Node, readers: Mapping[Value, list[Node]]) -> tuple[Node, ..
     return linears if alike and all(readers[linear[0]] == [n] for linear in linears) else ()
 
 
-def _joined(linears: tuple[Node, ...], x: Value, joins: dict[str, Join]) -> Node:
+def _join(linears: tuple[Node, ...], x: Value, joins: dict[str, Join]) -> Node:
     """One linear for several of x; `joins` gets what its parameters are derived from."""
     name = linears[0].name.rpartition(".")[0] + ".qkv"
     params: list[Param] = []

@@ -58,25 +58,25 @@ HEAD, TURNED = 8, 16  # diagnostics/advice.py says them in words
 WIDEST: Mapping[Provider, int] = {"cuda": 256}
 
 
-def oldest(target: Target) -> str:
+def oldest_release(target: Target) -> str:
     """The release of onnxruntime that a target's graph wants at least."""
     if target.provider is not None:
         return OLDEST_OWN
     opset = target.opset or (BUFFERED if target.cache == "buffer" else USUAL)
     last = [] if target.logits == "all" else [OLDEST_LAST]
     half = [] if target.dtype == "fp32" else [OLDEST_HALF]
-    return max((OLDEST[opset], *last, *half), key=release)
+    return max((OLDEST[opset], *last, *half), key=parse_release)
 
 
 def opset_for(target: Target, version: str) -> int | None:
     """The newest opset in which a release computes a portable graph, if there is one."""
     if target.provider is not None:
         return None
-    fit = (n for n in OLDEST if release(oldest(replace(target, opset=n))) <= release(version))
+    fit = (n for n in OLDEST if parse_release(oldest_release(replace(target, opset=n))) <= parse_release(version))
     return max(fit, default=None)
 
 
-def release(version: str) -> tuple[int, ...]:
+def parse_release(version: str) -> tuple[int, ...]:
     """1.27 and 1.27.0 are one version."""
     numbers = [int(number) for number in re.match(r"[\d.]*", version)[0].split(".") if number]  # type: ignore[index]
     while numbers and numbers[-1] == 0:
@@ -84,16 +84,18 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def has(target: Target, operator: str) -> bool:
+def has_kernel(target: Target, operator: str) -> bool:
     return target.provider is not None and target.dtype in KERNELS[target.provider].get(operator, frozenset())
 
 
-def lacks(target: Target, operator: str) -> str:
+def why_no_kernel(target: Target, operator: str) -> str:
     """Why an operator cannot be used, or nothing."""
-    return "" if has(target, operator) else f"onnxruntime has no {operator} in {target.dtype} on {target.provider}"
+    return (
+        "" if has_kernel(target, operator) else f"onnxruntime has no {operator} in {target.dtype} on {target.provider}"
+    )
 
 
-def lacks_heads(target: Target, head_dim: int) -> str:
+def why_no_heads(target: Target, head_dim: int) -> str:
     """Why GroupQueryAttention takes no heads of so many coordinates, or nothing."""
     if head_dim % HEAD:
         return f"head_dim {head_dim} is no multiple of {HEAD}"
@@ -101,7 +103,7 @@ def lacks_heads(target: Target, head_dim: int) -> str:
     return "" if widest is None or head_dim <= widest else f"head_dim {head_dim} is above {widest}"
 
 
-def lacks_rope(head_dim: int, turned: int) -> str:
+def why_no_rope(head_dim: int, turned: int) -> str:
     """Why GroupQueryAttention does not turn so many coordinates of a head, or nothing."""
     if head_dim % TURNED or turned % TURNED:
         return f"it turns {turned} of {head_dim}, and the kernel takes multiples of {TURNED}"

@@ -29,7 +29,7 @@ from blockc.ops import (
 )
 from blockc.ops.buffer import BUFFER
 from blockc.ops.elementwise import STEEP
-from blockc.ort.kernels import has
+from blockc.ort.kernels import has_kernel
 from blockc.ort.ops import MICROSOFT, RotaryRows
 
 BASE = 1024  # a position is written with two digits of this base
@@ -80,35 +80,35 @@ def _longest(op: Longest, g: OnnxBuilder, args: Values, params: Values) -> Seque
 
 
 def _rotary_table(op: RotaryTable, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
-    return _parts(g, g.narrowed(_turned_by(op, g, *args)))
+    return _cos_and_sin(g, g.narrowed(_turn_by_table(op, g, *args)))
 
 
 def _rotary_rows(op: RotaryRows, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
     total = g.op("Squeeze", g.op("Shape", args[0], start=1, end=2), g.constant([0]))
     positions = g.op("Range", g.constant(np.array(0)), total, g.constant(np.array(1)))
-    return _parts(g, g.narrowed(_turned_by(op.table, g, positions, *args[1:])))
+    return _cos_and_sin(g, g.narrowed(_turn_by_table(op.table, g, positions, *args[1:])))
 
 
-def _turned_by(table: RotaryTable, g: OnnxBuilder, positions: OnnxValue, *length: OnnxValue) -> OnnxValue:
+def _turn_by_table(table: RotaryTable, g: OnnxBuilder, positions: OnnxValue, *length: OnnxValue) -> OnnxValue:
     """Raises GraphError for angles that no table holds."""
     match table.by_length:
         case None:
-            return _turned(g, positions, table.frequencies, table.factor)
+            return _turn(g, positions, table.frequencies, table.factor)
         case LongropeByLength(original):
             beyond = original + 1
-            short, long = (_turned(g, positions, table.at(np.array(n)), table.factor) for n in (original, beyond))
+            short, long = (_turn(g, positions, table.at(np.array(n)), table.factor) for n in (original, beyond))
             return g.op("Where", g.op("GreaterOrEqual", *length, g.constant(np.array(beyond))), long, short)
         case DynamicScaling():
             raise GraphError(NO_DYNAMIC)
 
 
 def _sinusoidal(op: Sinusoidal, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
-    cos, sin = _parts(g, g.narrowed(_turned(g, args[0], op.frequencies)))
+    cos, sin = _cos_and_sin(g, g.narrowed(_turn(g, args[0], op.frequencies)))
     pairs = [g.op("Unsqueeze", x, g.constant([3])) for x in (sin, cos)]
     return [g.op("Reshape", g.op("Concat", *pairs, axis=3), g.constant([0, 0, op.width]))]
 
 
-def _turned(g: OnnxBuilder, positions: OnnxValue, frequencies: Array, amplitude: float = 1.0) -> OnnxValue:
+def _turn(g: OnnxBuilder, positions: OnnxValue, frequencies: Array, amplitude: float = 1.0) -> OnnxValue:
     """amplitude times cos and sin of p * frequency without Cos and Sin, in fp32: (...) -> (..., 2, R), for p < BASE^2
 
     p = BASE a + b, and a turn by p is one by BASE a after one by b. Both are rows of tables made in float64, so unlike
@@ -124,7 +124,7 @@ def _turned(g: OnnxBuilder, positions: OnnxValue, frequencies: Array, amplitude:
     return g.op("ReduceSum", g.op("Mul", turn, start), g.constant([-2]), keepdims=0)
 
 
-def _parts(g: OnnxBuilder, turned: OnnxValue) -> Sequence[OnnxValue]:
+def _cos_and_sin(g: OnnxBuilder, turned: OnnxValue) -> Sequence[OnnxValue]:
     return [g.op("Gather", turned, g.constant(np.array(i)), axis=-2) for i in (0, 1)]
 
 
@@ -138,7 +138,7 @@ _CUDA: Mapping[type[Op], Swap] = {
 }
 
 
-def unsaid(function: Function, opset: int | None) -> str:
+def why_not_in_opset(function: Function, opset: int | None) -> str:
     """Why a function cannot be said in an opset, or nothing."""
     for n in function.nodes:
         if opset is not None and n.op.since > opset and type(n.op).older is Op.older:
@@ -147,19 +147,19 @@ def unsaid(function: Function, opset: int | None) -> str:
     return ""
 
 
-def _older(opset: int | None) -> Mapping[type[Op], Swap]:
+def _older_swaps(opset: int | None) -> Mapping[type[Op], Swap]:
     """Of an opset that has not all operators of the ops' own lowerings, those for older ones."""
     return {} if opset is None else {op: op.older for op in (*ALL, *BUFFER) if op.since > opset}
 
 
-def swaps(target: Target) -> Mapping[type[Op], Swap]:
+def swaps_for(target: Target) -> Mapping[type[Op], Swap]:
     """The lowerings of a target that are not the ops' own; none for the portable graph of the usual opset."""
     if target.provider is None:
-        return _older(target.opset)
+        return _older_swaps(target.opset)
     named: dict[type[Op], tuple[str, Swap]] = {
         Linear: ("FusedMatMul", _linear),
         Silu: ("QuickGelu", _silu),
         QuickGelu: ("QuickGelu", _quick_gelu),
     }
-    own = {op: swap for op, (operator, swap) in named.items() if has(target, operator)}
+    own = {op: swap for op, (operator, swap) in named.items() if has_kernel(target, operator)}
     return {**own, **_CUDA} if target.provider == "cuda" else own

@@ -21,7 +21,7 @@ from blockc.language.algebra import Decoder, elaborate, term_faults
 from blockc.language.parts.numbers import LARGEST_INT
 from blockc.language.spec import Spec, SpecFaults, from_tree, resolved_text
 from blockc.passes import verify, with_cache
-from blockc.pipeline.recipes import FLAT, passed, recipe
+from blockc.pipeline.recipes import FLAT, apply_pass, recipe_for
 from blockc.source import Finding, MappingNode, SpecError, finding, key_place
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Compiled:
     @cached_property
     def served(self) -> Function:
         """With a cache, unless the model looks both ways."""
-        return verified(with_cache(self.function)) if self.function.causal else self.function
+        return ensure_valid(with_cache(self.function)) if self.function.causal else self.function
 
     @cached_property
     def graph(self) -> Function:
@@ -62,14 +62,14 @@ class Compiled:
 
     def made(self, target: Target) -> Passed:
         """What the target's recipe makes of the served function."""
-        return self._run(recipe(target))
+        return self._run(recipe_for(target))
 
     def _run(self, steps: tuple[Pass, ...]) -> Passed:
         """Each step once, in however many recipes it stands behind the same others."""
         if not steps:
             return Passed(self.served)
         if steps not in self._known:
-            self._known[steps] = passed(self._run(steps[:-1]), steps[-1])
+            self._known[steps] = apply_pass(self._run(steps[:-1]), steps[-1])
         return self._known[steps]
 
     @cached_property
@@ -82,9 +82,9 @@ class Compiled:
 
     def refuses(self, target: Target, copied: bool | None = None) -> str:
         """Why there is no graph of a target, or nothing. `copied`: whether its weights are, where it has any."""
-        from blockc.pipeline.refusal import refusal
+        from blockc.pipeline.refusal import why_refused
 
-        return refusal(self, target, copied)
+        return why_refused(self, target, copied)
 
     def contract(self, target: Target) -> Contract:
         """How a target's graph is fed, and what comes of it."""
@@ -124,12 +124,12 @@ class Compiled:
         return f"{sight} of {_count(top.depth, 'layer')}, {top.width} wide"
 
     def model_py(self) -> str:
-        from blockc.emit.loading import loading
-        from blockc.emit.torch import emit
+        from blockc.emit.loading import plan_loading
+        from blockc.emit.torch import emit_torch
 
         std = self.spec.top.init.std if self.spec.top.init else 0.02
-        load = loading(self.spec.top.checkpoint, self.function)
-        return emit(self.served, name=self.spec.name, summary=self.summary, load=load, init=std)
+        load = plan_loading(self.spec.top.checkpoint, self.function)
+        return emit_torch(self.served, name=self.spec.name, summary=self.summary, load=load, init=std)
 
     def graph_txt(self) -> str:
         return render(self.served)
@@ -139,11 +139,11 @@ class Compiled:
 
     def nodes(self, target: Target) -> dict[str, Any]:
         """Operators of a target's graph: all of them, the distinct numbers of a layer, and those outside of layers."""
-        from blockc.emit.onnx import counted
-        from blockc.ort.lowering import swaps
+        from blockc.emit.onnx import count_operators
+        from blockc.ort.lowering import swaps_for
 
         layers: Counter[str] = Counter()
-        for name, count in counted(self.flat(target), target.dtype, swaps(target)).items():
+        for name, count in count_operators(self.flat(target), target.dtype, swaps_for(target)).items():
             path = name.split(".")
             layers[path[1] if path[0] == "layers" else ""] += count
         outside = layers.pop("", 0)
@@ -159,41 +159,45 @@ class Compiled:
 
         `dtype` makes a target's graph in another float type, node for node, to prove one that cannot be run here.
         """
-        from blockc.emit.onnx import in_memory
+        from blockc.emit.onnx import embed_arrays
 
         if weights is not None:
             weights = with_derived(weights, self.derived(target))
-        tensors = None if weights is None else in_memory(weights, dtype or target.dtype)
+        tensors = None if weights is None else embed_arrays(weights, dtype or target.dtype)
         return self.lowered(target, tensors, dtype)
 
     def lowered(self, target: Target, tensors: Mapping[str, TensorProto] | None, dtype: Dtype | None = None) -> bytes:
         """The model with these tensors as its initialisers, wherever they lie."""
-        from blockc.emit.onnx import emit, serialised
-        from blockc.ort.lowering import swaps
+        from blockc.emit.onnx import emit_onnx, serialise
+        from blockc.ort.lowering import swaps_for
 
-        made = emit(self.flat(target), self.metadata, tensors, dtype or target.dtype, swaps(target), target.opset)
-        return serialised(made)
+        made = emit_onnx(
+            self.flat(target), self.metadata, tensors, dtype or target.dtype, swaps_for(target), target.opset
+        )
+        return serialise(made)
 
 
-def compiled_tree(tree: MappingNode) -> Compiled:
+def compile_tree(tree: MappingNode) -> Compiled:
     """The model of a tree of keys. Raises SpecError with all that is wrong with keys and terms at once."""
     try:
         spec = from_tree(tree)
     except SpecFaults as error:
         found = dict.fromkeys([*error.findings, *term_faults(error)])
         raise SpecError(sorted(found, key=lambda each: (each.place.line, each.place.column))) from None
-    return compiled(spec)
+    return compile_spec(spec)
 
 
-def compiled(spec: Spec) -> Compiled:
+def compile_spec(spec: Spec) -> Compiled:
     """Raises SpecError where the graph does not stand, at the place in the spec that it comes from."""
     decoder = elaborate(spec)
     try:
-        function = verified(build(decoder))
+        function = ensure_valid(build(decoder))
     except GraphError as error:
         place = error.place or spec.tree.place
         raise SpecError([finding(GRAPH, place, str(error), expected=error.expected, got=error.got)]) from None
-    if oversized := [_oversized(n, param, spec) for n, param in _params(function) if 4 * param.size > LARGEST_INT]:
+    if oversized := [
+        _oversized_finding(n, param, spec) for n, param in _params(function) if 4 * param.size > LARGEST_INT
+    ]:
         raise SpecError(dict.fromkeys(oversized))
     return Compiled(spec, decoder, function)
 
@@ -202,7 +206,7 @@ def _params(function: Function) -> Iterator[tuple[Node, Param]]:
     return ((n, param) for each in functions(function) for n in each.nodes for param in n.params)
 
 
-def _oversized(n: Node, param: Param, spec: Spec) -> Finding:
+def _oversized_finding(n: Node, param: Param, spec: Spec) -> Finding:
     """At the part that makes the parameter; else it is of the vocabulary or, of learned positions, of the context."""
     place = n.place or key_place(spec.tree, ("context" if n.name == "positions" else "vocab",))
     message = f"{param.name} has more bytes than int64 counts"
@@ -211,7 +215,7 @@ def _oversized(n: Node, param: Param, spec: Spec) -> Finding:
     )
 
 
-def verified(function: Function) -> Function:
+def ensure_valid(function: Function) -> Function:
     verify(function)
     return function
 

@@ -37,42 +37,42 @@ class Fuse:
         return fuse(function, self.target)
 
 
-def _fused(target: Target) -> tuple[Pass, ...]:
+def _fuse(target: Target) -> tuple[Pass, ...]:
     own = Target(target.provider, target.dtype, padding=target.padding)
     return () if target.provider is None else (Fuse(own),)
 
 
-def _last(target: Target) -> tuple[Pass, ...]:
+def _take_last(target: Target) -> tuple[Pass, ...]:
     return () if target.logits == "all" else (Plain(last_token),)
 
 
-def _top(target: Target) -> tuple[Pass, ...]:
+def _take_top(target: Target) -> tuple[Pass, ...]:
     return (Plain(top, (target.top,)),) if target.top else ()
 
 
-def _buffered(target: Target) -> tuple[Pass, ...]:
+def _use_buffer(target: Target) -> tuple[Pass, ...]:
     return (Plain(with_buffer),) if target.cache == "buffer" else ()
 
 
-def _joined(target: Target) -> tuple[Pass, ...]:
+def _join_matrices(target: Target) -> tuple[Pass, ...]:
     return (join_projections,) if target.packed else ()
 
 
 FLAT: tuple[Pass, ...] = (Plain(inline),)  # how every recipe begins
 STEPS: list[Callable[[Target], tuple[Pass, ...]]] = [
-    _fused,
-    _last,
-    _top,
-    _buffered,
-    _joined,
+    _fuse,
+    _take_last,
+    _take_top,
+    _use_buffer,
+    _join_matrices,
 ]
 
 
-def recipe(target: Target) -> tuple[Pass, ...]:
+def recipe_for(target: Target) -> tuple[Pass, ...]:
     return (*FLAT, *(each for step in STEPS for each in step(target)))
 
 
-def passed(before: Passed, step: Pass) -> Passed:
+def apply_pass(before: Passed, step: Pass) -> Passed:
     """One pass more. Raises GraphError where its function does not hold, or has parameters that come from nowhere.
 
     What they are derived from is said by the parameters of the recipe's first function.
@@ -80,13 +80,13 @@ def passed(before: Passed, step: Pass) -> Passed:
     made = step(before.function)
     verify(made.function)
     held = parameters(made.function)
-    _account(parameters(before.function), held, made.derived)
+    _check_parameters(parameters(before.function), held, made.derived)
     derived = {**before.derived, **{path: each.after(before.derived) for path, each in made.derived.items()}}
     left = (*before.left, *made.left)
     return Passed(made.function, {path: each for path, each in derived.items() if path in held}, left)
 
 
-def _account(before: Mapping[str, Param], held: Mapping[str, Param], made: Derivations) -> None:
+def _check_parameters(before: Mapping[str, Param], held: Mapping[str, Param], made: Derivations) -> None:
     """Each parameter is one that was there, or is derived from such and is what that gives."""
     for path, param in held.items():
         wanted = before.get(path)

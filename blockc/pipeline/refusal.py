@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from blockc.pipeline.compiled import Compiled
 
 
-def refusal(model: Compiled, target: Target, copied: bool | None = None) -> str:
+def why_refused(model: Compiled, target: Target, copied: bool | None = None) -> str:
     """The first reason, or nothing. `copied`: whether weights are copied beside the model; None: that is not known."""
-    from blockc.ort.lowering import CUDA_CONTEXT, NO_DYNAMIC, unsaid
+    from blockc.ort.lowering import CUDA_CONTEXT, NO_DYNAMIC, why_not_in_opset
 
     if target.provider == "cuda" and model.spec.top.context > CUDA_CONTEXT:
         return f"context {model.spec.top.context}: a graph for CUDA tells positions apart up to {CUDA_CONTEXT}"
@@ -23,17 +23,17 @@ def refusal(model: Compiled, target: Target, copied: bool | None = None) -> str:
     if target.packed and (copied is False or target.provider is None):
         return "packed speaks of weights that are copied, and of a provider's attention"
     try:
-        return unsaid(model.flat(target), target.opset) or _lost(model, target)
+        return why_not_in_opset(model.flat(target), target.opset) or _why_lost(model, target)
     except GraphError as error:  # of a pass that does not take this model
         return str(error)
 
 
-def _lost(model: Compiled, target: Target) -> str:
+def _why_lost(model: Compiled, target: Target) -> str:
     """The first number that the target's float type does not hold, where it stands, and which types do."""
-    from blockc.emit.onnx import lost
-    from blockc.ort.lowering import swaps
+    from blockc.emit.onnx import find_lost
+    from blockc.ort.lowering import swaps_for
 
-    for n, number in lost(model.flat(target), target.dtype, swaps(target)):
+    for n, number in find_lost(model.flat(target), target.dtype, swaps_for(target)):
         at = f"{n.place.file}:{n.place.line}: " if n.place else ""
         holding = " or ".join(word for word, one in FLOATS.items() if one.holds(number))
         hint = f": build in {holding}" if holding else ""

@@ -24,7 +24,7 @@ from blockc.graph.target import Target
 from blockc.ir import parameters
 from blockc.language.spec import load
 from blockc.ort.kernels import COMPUTES
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.products.manifest import (
     MANIFEST,
     MODEL,
@@ -33,27 +33,35 @@ from blockc.products.manifest import (
     TEXTS,
     Data,
     FolderError,
+    LinkedFile,
     Manifest,
-    Source,
     Versions,
     Weights,
     digest_of,
-    is_source,
-    misstated,
-    read,
-    stated,
+    find_misstated,
+    is_linked_file,
+    read_manifest,
+    statements_of,
 )
-from blockc.products.ownership import Output
-from blockc.products.product import Beside, Product, ProductError, chosen, together
+from blockc.products.ownership import OutputFolder
+from blockc.products.product import Product, ProductError, ProductInputs, choose_products, make_all_files
 from blockc.products.registry import PRODUCTS
-from blockc.products.staging import commit, ready, staging, unfinished
+from blockc.products.staging import commit, is_unfinished, make_ready, staging
 from blockc.proof import Proof, prove, targets_of
 from blockc.weights.checkpoint import linked_checkpoint
 from blockc.weights.companions import COMPANIONS, MAX_COMPANION
-from blockc.weights.plan import DATA, Plan, Reference, cannot_link, joined_references, link, packed_references
-from blockc.weights.plan import plan as make_plan
-from blockc.weights.plan import write as write_data
-from blockc.weights.safetensors import Stored
+from blockc.weights.plan import (
+    DATA,
+    Reference,
+    WeightPlan,
+    cannot_link,
+    link_files,
+    place_joined,
+    place_packed,
+    plan_weights,
+    write_data,
+)
+from blockc.weights.safetensors import StoredTensor
 
 COUNTED = {"portable": Target(), "cpu": Target("cpu"), "cuda": Target("cuda", "fp16")}
 MAX_MODEL = 1 << 31  # bytes of model.onnx; as many as the format allows
@@ -75,7 +83,7 @@ def texts(model: Compiled) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Written:
+class BuildFiles:
     """The files of a build, and what its user should know."""
 
     files: tuple[Path, ...]
@@ -103,9 +111,9 @@ def refuse_place(out: Path, weights: Path | None) -> None:
         raise FolderError(f"{out}: lies in the checkpoint's folder {weights}: build elsewhere, with --out DIR")
 
 
-def prepared(
-    model: Compiled, out: Path, plan: Plan | None, proof: bool, products: Sequence[Product], force: bool = False
-) -> Output:
+def prepare_output(
+    model: Compiled, out: Path, plan: WeightPlan | None, proof: bool, products: Sequence[Product], force: bool = False
+) -> OutputFolder:
     """The output that a build will have, with as much of it as is known before anything is proved or packed.
 
     Raises FolderError where files would be lost.
@@ -114,40 +122,40 @@ def prepared(
     coming |= dict.fromkeys([MODEL, *([PROOF] if proof else []), *(name for each in products for name in each.names)])
     if plan is not None:
         coming |= plan.checkpoint.companions
-        coming |= _links(plan) | (dict.fromkeys([DATA]) if plan.packed else {})
-    output = Output(out, coming | {MANIFEST: None}, force)
-    ready(output)
+        coming |= _link_names(plan) | (dict.fromkeys([DATA]) if plan.packed else {})
+    output = OutputFolder(out, coming | {MANIFEST: None}, force)
+    make_ready(output)
     return output
 
 
-def _links(plan: Plan) -> dict[str, Path]:
+def _link_names(plan: WeightPlan) -> dict[str, Path]:
     return {facts.path.name: facts.path for facts in plan.links}
 
 
-def write(
+def write_build(
     model: Compiled,
-    out: Path | Output,
+    out: Path | OutputFolder,
     target: Target,
     proof: Proof | None,
-    plan: Plan | None = None,
+    plan: WeightPlan | None = None,
     products: Sequence[Product] = (),
     deep: bool = False,
     progress: Progress = silent,
-) -> Written:
+) -> BuildFiles:
     """Writes the build, its weights by the plan if there is one, and the files of its products. All or nothing.
 
     `deep` writes the digest of each linked tensor down. Raises FolderError where files would be lost.
     """
-    output = out if isinstance(out, Output) else prepared(model, out, plan, proof is not None, products)
+    output = out if isinstance(out, OutputFolder) else prepare_output(model, out, plan, proof is not None, products)
     files = {name: data for name in TEXTS if isinstance(data := output.coming[name], bytes)}
     if proof is not None:
         files[PROOF] = written(proof.data())
-    files |= product_files(products, model, target, plan)
+    files |= make_product_files(products, model, target, plan)
     with staging(output.folder) as stage:
-        plan, weights = (None, None) if plan is None else _weights(plan, stage, output.folder, deep, progress)
-        files[MODEL] = _onnx(model, target, None if plan is None else plan.references)
+        plan, weights = (None, None) if plan is None else _write_weights(plan, stage, output.folder, deep, progress)
+        files[MODEL] = _make_onnx(model, target, None if plan is None else plan.references)
         files |= plan.checkpoint.companions if plan else {}
-        said: dict[str, Any] = stated(model, target) | {
+        said: dict[str, Any] = statements_of(model, target) | {
             "versions": versions(),
             "products": tuple(product.name for product in products),
             "files": {name: digest(data) for name, data in sorted(files.items())},
@@ -155,20 +163,22 @@ def write(
         }
         manifest = Manifest(**said)
         files[MANIFEST] = manifest.written()
-        large: dict[str, Path | None] = {} if plan is None else {**_links(plan)}
+        large: dict[str, Path | None] = {} if plan is None else {**_link_names(plan)}
         large |= {DATA: None} if manifest.data else {}
         for name, data in files.items():
-            with _naming(output.folder / name):
+            with _name_in_errors(output.folder / name):
                 (stage / name).write_bytes(data)
         names = (*large, *files)
         commit(stage, replace(output, coming={**large, **files}), names)
-    return Written(tuple(output.folder / name for name in (*files, *large)), plan.notes if plan else ())
+    return BuildFiles(tuple(output.folder / name for name in (*files, *large)), plan.notes if plan else ())
 
 
-def _weights(plan: Plan, stage: Path, out: Path, deep: bool, progress: Progress) -> tuple[Plan, Weights]:
+def _write_weights(
+    plan: WeightPlan, stage: Path, out: Path, deep: bool, progress: Progress
+) -> tuple[WeightPlan, Weights]:
     """Links and packs into the staging folder. (The plan as it went; what the manifest says of it.)"""
     try:
-        link(plan, stage)
+        link_files(plan, stage)
     except OSError as error:
         if not cannot_link(error):
             raise
@@ -177,16 +187,16 @@ def _weights(plan: Plan, stage: Path, out: Path, deep: bool, progress: Progress)
         why = f"the weights cannot be linked from where they lie ({error.strerror}): packed"
         plan = replace(plan, mode="pack", notes=(*plan.notes, why))
     digests: dict[str, str] | None = {} if deep else None
-    with _naming(out / DATA):
+    with _name_in_errors(out / DATA):
         written = write_data(plan, stage / DATA, digests, progress)
     data = Data(name=DATA, size=written.size, sha256=written.sha256) if written else None
-    sources = tuple(map(Source.of, plan.links))
+    sources = tuple(map(LinkedFile.of, plan.links))
     made = Weights(mode=plan.mode, sources=sources, data=data)
     return plan, made if digests is None else Weights(mode=plan.mode, sources=sources, data=data, tensors=digests)
 
 
 @contextmanager
-def _naming(path: Path) -> Generator[None]:
+def _name_in_errors(path: Path) -> Generator[None]:
     """An error of a write that says of no file is one of this."""
     try:
         yield
@@ -194,24 +204,26 @@ def _naming(path: Path) -> Generator[None]:
         raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
 
 
-def product_files(products: Sequence[Product], model: Compiled, target: Target, plan: Plan | None) -> dict[str, bytes]:
+def make_product_files(
+    products: Sequence[Product], model: Compiled, target: Target, plan: WeightPlan | None
+) -> dict[str, bytes]:
     """What the products' runtimes read. Raises ProductError, before any weight moves."""
     if not products:
         return {}
     if plan is None:
         raise ProductError(f"{products[0].runtime} feeds a model no weights: build with --weights PATH")
-    return together(products, beside(model, target, plan.checkpoint.companions))
+    return make_all_files(products, product_inputs(model, target, plan.checkpoint.companions))
 
 
-def beside(model: Compiled, target: Target, companions: Mapping[str, bytes]) -> Beside:
-    return Beside(model.spec, target, model.contract(target), companions)
+def product_inputs(model: Compiled, target: Target, companions: Mapping[str, bytes]) -> ProductInputs:
+    return ProductInputs(model.spec, target, model.contract(target), companions)
 
 
-def _onnx(model: Compiled, target: Target, references: Mapping[str, Reference] | None) -> bytes:
+def _make_onnx(model: Compiled, target: Target, references: Mapping[str, Reference] | None) -> bytes:
     """The graph; with weights as a manifest has them, its parameters are references into files beside it."""
-    from blockc.emit.external import external
+    from blockc.emit.external import external_tensors
 
-    return model.lowered(target, None if references is None else external(references))
+    return model.lowered(target, None if references is None else external_tensors(references))
 
 
 def versions() -> Versions:
@@ -223,7 +235,7 @@ def digest(data: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """What a folder's files say: which are not those of the manifest, which its spec no longer gives, and the proof."""
 
     changed: tuple[str, ...]
@@ -237,7 +249,7 @@ class Checked:
         return f"<Checked: {'; '.join(said)}>"
 
 
-def check(folder: Path, deep: bool = False, progress: Progress = silent) -> Checked:
+def check_build(folder: Path, deep: bool = False, progress: Progress = silent) -> CheckResult:
     """Everything that the manifest states, then the proof. Nothing is written.
 
     Of a build small enough the model.onnx is run as it lies there. A larger one, and one with weights, must be, byte
@@ -245,64 +257,64 @@ def check(folder: Path, deep: bool = False, progress: Progress = silent) -> Chec
     must be those of the spec always: no other Python is run. `deep` reads every linked tensor too, and compares what it
     holds.
     """
-    if unfinished(folder):
+    if is_unfinished(folder):
         raise FolderError(f"{folder}: a build was interrupted here: `blockc build` into it again carries it on")
-    manifest = read(folder)
+    manifest = read_manifest(folder)
     weights, target = manifest.weights, manifest.target
     changed = [name for name, hash_ in manifest.files.items() if digest_of(folder / name) != hash_]
-    changed += _changed_weights(folder, manifest)
+    changed += _find_changed_weights(folder, manifest)
     if deep and weights is not None and not changed:
-        changed += _changed_tensors(folder, weights, progress)
+        changed += _find_changed_tensors(folder, weights, progress)
     if changed:
-        return Checked(tuple(changed), (), None)
+        return CheckResult(tuple(changed), (), None)
     onnx = bounded(folder / MODEL, MAX_MODEL)
     _refuse_foreign_data(folder, manifest, onnx)
-    model = compiled(load(folder / SPEC))
+    model = compile_spec(load(folder / SPEC))
     unlike = [name for name, text in texts(model).items() if digest(text.encode()) != manifest.files[name]]
-    unlike += [f"{MANIFEST}: {key}" for key in _misstated(manifest, model, onnx)]
-    unlike += [] if unlike else _unlike_products(folder, manifest, model)
+    unlike += [f"{MANIFEST}: {key}" for key in _find_misstated(manifest, model, onnx)]
+    unlike += [] if unlike else _find_unlike_products(folder, manifest, model)
     if unlike:
-        return Checked((), tuple(unlike), None)
+        return CheckResult((), tuple(unlike), None)
     if weights is None and model.parameters <= RUNNABLE:
-        return _run(model, folder, target, onnx, progress)
-    references, unlike = (None, []) if weights is None else _references(model, folder, manifest, onnx)
+        return _run_files(model, folder, target, onnx, progress)
+    references, unlike = (None, []) if weights is None else _expected_references(model, folder, manifest, onnx)
     if unlike:
-        return Checked((), tuple(f"{MANIFEST}: weights.{key}" for key in unlike), None)
-    if digest(_onnx(model, target, references)) != manifest.files[MODEL]:
-        return Checked((), (MODEL,), None)
+        return CheckResult((), tuple(f"{MANIFEST}: weights.{key}" for key in unlike), None)
+    if digest(_make_onnx(model, target, references)) != manifest.files[MODEL]:
+        return CheckResult((), (MODEL,), None)
     if weights is not None:
-        _open(folder / MODEL, target.dtype)
-    return Checked((), (), prove(compiled(shrink(model.spec)), progress=progress))
+        _try_session(folder / MODEL, target.dtype)
+    return CheckResult((), (), prove(compile_spec(shrink(model.spec)), progress=progress))
 
 
-def _run(model: Compiled, folder: Path, target: Target, onnx: bytes, progress: Progress) -> Checked:
+def _run_files(model: Compiled, folder: Path, target: Target, onnx: bytes, progress: Progress) -> CheckResult:
     """The files as they lie there. What they are fed with goes by the target, so that must be the graph's."""
-    from blockc.emit.external import operators, signature
+    from blockc.emit.external import operators_of, signature_of
 
-    wanted = _onnx(model, target, None)
-    if signature(onnx) != signature(wanted):
-        return Checked((), (MODEL,), None)
+    wanted = _make_onnx(model, target, None)
+    if signature_of(onnx) != signature_of(wanted):
+        return CheckResult((), (MODEL,), None)
     proof = prove(model, folder / "model.py", (target, onnx), targets_of(target), progress)
-    other = proof.holds and operators(onnx) != operators(wanted)
-    return Checked((), (MODEL,), None) if other else Checked((), (), proof)
+    other = proof.holds and operators_of(onnx) != operators_of(wanted)
+    return CheckResult((), (MODEL,), None) if other else CheckResult((), (), proof)
 
 
-def _misstated(manifest: Manifest, model: Compiled, onnx: bytes) -> list[str]:
+def _find_misstated(manifest: Manifest, model: Compiled, onnx: bytes) -> list[str]:
     """The statements, by key, that are not what the spec, the layout and the graph say."""
-    from blockc.emit.external import metadata
+    from blockc.emit.external import metadata_of
 
-    found = list(misstated(manifest, model))
-    if metadata(onnx).get("blockc.version") != manifest.versions.blockc:
+    found = list(find_misstated(manifest, model))
+    if metadata_of(onnx).get("blockc.version") != manifest.versions.blockc:
         found.append("versions.blockc")
     return found
 
 
-def _unlike_products(folder: Path, manifest: Manifest, model: Compiled) -> list[str]:
+def _find_unlike_products(folder: Path, manifest: Manifest, model: Compiled) -> list[str]:
     """The files of products that are not those which spec and companions give now, and those of products not built."""
     companions = {name: bounded(folder / name, MAX_COMPANION) for name in manifest.files if name in COMPANIONS}
-    products = chosen(manifest.products, PRODUCTS)
+    products = choose_products(manifest.products, PRODUCTS)
     try:
-        made = together(products, beside(model, manifest.target, companions))
+        made = make_all_files(products, product_inputs(model, manifest.target, companions))
     except ProductError:
         return [f"{MANIFEST}: products"]
     wanted = {name: digest(data) for name, data in made.items()}
@@ -310,9 +322,9 @@ def _unlike_products(folder: Path, manifest: Manifest, model: Compiled) -> list[
     return [name for name in sorted(wanted.keys() | held) if wanted.get(name) != manifest.files.get(name)]
 
 
-def _changed_weights(folder: Path, manifest: Manifest) -> list[str]:
+def _find_changed_weights(folder: Path, manifest: Manifest) -> list[str]:
     """Files of weights that are not those of the manifest. What was linked goes by its size and header."""
-    changed = [source.name for source in manifest.sources if not is_source(folder, source)]
+    changed = [source.name for source in manifest.sources if not is_linked_file(folder, source)]
     if data := manifest.data:
         path = folder / data.name
         if not path.is_file() or path.stat().st_size != data.size or digest_of(path) != data.sha256:
@@ -320,7 +332,7 @@ def _changed_weights(folder: Path, manifest: Manifest) -> list[str]:
     return changed
 
 
-def _changed_tensors(folder: Path, weights: Weights, progress: Progress) -> list[str]:
+def _find_changed_tensors(folder: Path, weights: Weights, progress: Progress) -> list[str]:
     """What a linked file's size and header do not tell: the tensors whose bytes are others."""
     if weights.tensors is None:
         raise FolderError(f"{folder / MANIFEST}: holds no digests of linked tensors: build the folder with --deep")
@@ -329,10 +341,10 @@ def _changed_tensors(folder: Path, weights: Weights, progress: Progress) -> list
     for count, (name, hash_) in enumerate(weights.tensors.items()):
         progress("comparing tensors", count, len(weights.tensors))
         stored, now = tensors.get(name), hashlib.sha256()
-        for part in stored.raw() if isinstance(stored, Stored) else ():
+        for part in stored.raw() if isinstance(stored, StoredTensor) else ():
             now.update(part.data)
         if now.hexdigest() != hash_:
-            changed.append(f"{stored.path.name}: {shown(name)}" if isinstance(stored, Stored) else shown(name))
+            changed.append(f"{stored.path.name}: {shown(name)}" if isinstance(stored, StoredTensor) else shown(name))
     return changed
 
 
@@ -341,17 +353,17 @@ def _refuse_foreign_data(folder: Path, manifest: Manifest, onnx: bytes) -> None:
 
     In a hub's cache of links that is another folder, which is onnxruntime's rule too.
     """
-    from blockc.emit.external import locations
+    from blockc.emit.external import locations_of
 
     known = {*manifest.names} - {*manifest.files}
-    for location in sorted(locations(onnx)):
+    for location in sorted(locations_of(onnx)):
         if location not in known:
             raise FolderError(f"{folder / MODEL}: names external data that is not of the build: {location!r}")
         if (folder / location).resolve().parent not in (folder.resolve(), (folder / MODEL).resolve().parent):
             raise FolderError(f"{folder / location}: a link that leaves the folder")
 
 
-def _references(
+def _expected_references(
     model: Compiled, folder: Path, manifest: Manifest, onnx: bytes
 ) -> tuple[dict[str, Reference], list[str]]:
     """Where the parameters must lie: by the headers of what was linked, else one after another.
@@ -359,18 +371,18 @@ def _references(
     Which are packed beside linked ones is the graph's to say: what an adapter changed is. (And what the manifest says
     of the weights otherwise, by key.)
     """
-    from blockc.emit.external import placed
+    from blockc.emit.external import initialisers_in
 
     weights, target = manifest.weights, manifest.target
     assert weights is not None
     if weights.mode == "pack":
         made = model.made(target)
-        placed_ = packed_references(parameters(model.function), target.dtype, made)
-        found, linked = placed_ | joined_references(placed_, made), set[str]()
+        placed_ = place_packed(parameters(model.function), target.dtype, made)
+        found, linked = placed_ | place_joined(placed_, made), set[str]()
     else:
         checkpoint = linked_checkpoint(folder, [source.name for source in weights.sources])
-        planned = make_plan(model.function, checkpoint, model.spec.top.checkpoint, "link", target.dtype)
-        planned = replace(planned, made=model.made(target), copied=placed(onnx, DATA))
+        planned = plan_weights(model.function, checkpoint, model.spec.top.checkpoint, "link", target.dtype)
+        planned = replace(planned, made=model.made(target), copied=initialisers_in(onnx, DATA))
         found, linked = planned.references, {planned.sources[path].name for path in planned.linked}
     end = max((r.offset + r.length for r in found.values() if r.location == DATA), default=0)
     unlike = ["data"] if end != (weights.data.size if weights.data else 0) else []
@@ -378,7 +390,7 @@ def _references(
     return found, unlike
 
 
-def _open(path: Path, dtype: Dtype) -> None:
+def _try_session(path: Path, dtype: Dtype) -> None:
     """The model with its weights in a session. What onnxruntime's CPU kernels do not take is not tried."""
     if importlib.util.find_spec("onnxruntime") is None or dtype not in COMPUTES["cpu"]:
         return

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from blockc.basics.jsonfile import FileError, parsed, written
 from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, Contract, Held
 from blockc.graph.target import Provider, Target
-from blockc.products.product import Beside, Product, ProductError
+from blockc.products.product import Product, ProductError, ProductInputs
 from blockc.weights.special import FILES, SpecialError, special_ids
 
 CONFIG = "genai_config.json"
@@ -43,37 +43,37 @@ def _requires(target: Target) -> str:
     return ""
 
 
-def context(beside: Beside) -> int:
+def context_of(beside: ProductInputs) -> int:
     """The longest context in which cached keys stay valid: genai never re-prefills."""
     return min((beside.spec.top.context, *(side.original for side in beside.contract.sides)))
 
 
-def _files(beside: Beside) -> dict[str, bytes]:
-    return files(beside.contract, beside.companions, context(beside), beside.target.provider)
+def _make_files(beside: ProductInputs) -> dict[str, bytes]:
+    return make_files(beside.contract, beside.companions, context_of(beside), beside.target.provider)
 
 
-def _notes(beside: Beside) -> list[str]:
+def _notes(beside: ProductInputs) -> list[str]:
     """A context that genai, which goes on with its cache, is not told."""
-    whole, least = beside.spec.top.context, context(beside)
+    whole, least = beside.spec.top.context, context_of(beside)
     if least == whole:
         return []
     return [f"genai: context_length is {least} of {whole}, for beyond it rope turns what the cache holds otherwise"]
 
 
-def files(
+def make_files(
     contract: Contract, companions: Mapping[str, bytes], context: int, provider: Provider | None = None
 ) -> dict[str, bytes]:
     """What must lie beside model.onnx and the companions for onnxruntime_genai.Model(folder). Raises GenaiError.
 
     tokenizer_config.json is made where there is a tokenizer.json without one: genai's tokenizer does not open else.
     """
-    made = {CONFIG: written(config(contract, companions, context, provider))}
+    made = {CONFIG: written(make_config(contract, companions, context, provider))}
     if "tokenizer.json" in companions and "tokenizer_config.json" not in companions:
         made["tokenizer_config.json"] = written({"tokenizer_class": "PreTrainedTokenizerFast"})
     return made
 
 
-def config(
+def make_config(
     contract: Contract, companions: Mapping[str, bytes], context: int, provider: Provider | None = None
 ) -> dict[str, Any]:
     """genai_config.json, of a graph that has its weights. `context` is the most tokens that it takes.
@@ -94,27 +94,27 @@ def config(
         **({"num_key_value_heads": kv_heads.pop()} if len(kv_heads) == 1 else {}),
         **({"head_size": head_dims.pop()} if len(head_dims) == 1 else {}),
         "inputs": {name: name for name in _INPUTS if name in inputs}
-        | {f"past_{state}_names": _each(contract.held, state, "past") for state in _STATES},
+        | {f"past_{state}_names": _name_pattern(contract.held, state, "past") for state in _STATES},
         "outputs": {LOGITS: LOGITS}
-        | {f"present_{state}_names": _each(contract.held, state, "present") for state in _STATES},
+        | {f"present_{state}_names": _name_pattern(contract.held, state, "present") for state in _STATES},
     }
     return {
         "model": {
             "type": "decoder",  # of no family: nothing is assumed beyond what stands here
             "vocab_size": vocab,
             "context_length": context,
-            **_special(companions, vocab),
+            **_special_tokens(companions, vocab),
             "decoder": decoder,
         },
         "search": {
             "max_length": context,
             "past_present_share_buffer": all(held.in_place for held in contract.held),
         }
-        | _search(companions),
+        | _search_defaults(companions),
     }
 
 
-def _each(states: Sequence[Held], state: str, port: Literal["past", "present"]) -> str:
+def _name_pattern(states: Sequence[Held], state: str, port: Literal["past", "present"]) -> str:
     """The names of all layers, with %d in the place of the number."""
     first = next(held for held in states if held.state == state)
     return getattr(first, port).replace(f".{first.number}.", ".%d.")
@@ -145,10 +145,10 @@ def _refuse(contract: Contract) -> None:
 # The checkpoint's files
 
 
-def _special(companions: Mapping[str, bytes], vocab: int) -> dict[str, Any]:
+def _special_tokens(companions: Mapping[str, bytes], vocab: int) -> dict[str, Any]:
     """eos, one id or several; bos where it is known; pad, which fills up batches, else the first eos."""
     files = {name: _read(companions, name) for name in FILES}
-    number = _tokens(companions).get
+    number = _read_tokens(companions).get
     try:
         bos, eos, pad = ([*special_ids(name, files, number, vocab)] for name in ("bos", "eos", "pad"))
     except SpecialError as error:
@@ -162,7 +162,7 @@ def _special(companions: Mapping[str, bytes], vocab: int) -> dict[str, Any]:
     return known | {"eos_token_id": eos if len(eos) > 1 else eos[0], "pad_token_id": (pad or eos)[0]}
 
 
-def _tokens(companions: Mapping[str, bytes]) -> dict[str, int]:
+def _read_tokens(companions: Mapping[str, bytes]) -> dict[str, int]:
     """Every token of tokenizer.json by its text: a vocabulary with numbers, or in their order with scores."""
     tokenizer = _read(companions, "tokenizer.json")
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
@@ -174,7 +174,7 @@ def _tokens(companions: Mapping[str, bytes]) -> dict[str, int]:
     return {token: i for token, i in known.items() if isinstance(token, str) and type(i) is int}
 
 
-def _search(companions: Mapping[str, bytes]) -> dict[str, Any]:
+def _search_defaults(companions: Mapping[str, bytes]) -> dict[str, Any]:
     """Greedy, unless the checkpoint says how it is sampled."""
     file = "generation_config.json"
     said = {key: value for key, value in _read(companions, file).items() if key in _SEARCH and value is not None}
@@ -193,4 +193,4 @@ def _read(companions: Mapping[str, bytes], name: str) -> dict[str, Any]:
         raise GenaiError(str(error)) from None
 
 
-PRODUCT = Product("genai", "onnxruntime-genai", frozenset({CONFIG}), _requires, _files, _notes)
+PRODUCT = Product("genai", "onnxruntime-genai", frozenset({CONFIG}), _requires, _make_files, _notes)

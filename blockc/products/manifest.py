@@ -30,7 +30,7 @@ from blockc.pipeline.compiled import Compiled
 from blockc.products.registry import PRODUCTS
 from blockc.weights.companions import COMPANIONS
 from blockc.weights.plan import DATA
-from blockc.weights.safetensors import FileFacts, files_stored
+from blockc.weights.safetensors import FileFacts, locate_in_files
 
 MANIFEST, MODEL, PROOF = "manifest.json", "model.onnx", "verify.json"
 SPEC = "spec.resolved.yaml"
@@ -59,19 +59,19 @@ def is_weights(name: str) -> bool:
     return _WEIGHTS.fullmatch(name) is not None
 
 
-def _file(name: str) -> str:
+def _check_file(name: str) -> str:
     if name not in file_names():
         raise ValueError("a name that no build writes")
     return name
 
 
-def _product(name: str) -> str:
+def _check_product(name: str) -> str:
     if name not in PRODUCTS:
         raise ValueError("not a product of this version of blockc")
     return name
 
 
-def _weights(name: str) -> str:
+def _check_weights(name: str) -> str:
     if not is_weights(name):
         raise ValueError("not the name of a .safetensors file beside the model")
     return name
@@ -91,16 +91,16 @@ class Versions(BaseModel):
     onnx: Annotated[str, Field(max_length=100)]
 
 
-class Source(BaseModel):
+class LinkedFile(BaseModel):
     """A linked file. Its size and its header tell whether it is the same: a copy has another time."""
 
     model_config = _EXACT
-    name: Annotated[str, AfterValidator(_weights)]
+    name: Annotated[str, AfterValidator(_check_weights)]
     size: Size
     header_sha256: Digest
 
     @classmethod
-    def of(cls, facts: FileFacts) -> Source:
+    def of(cls, facts: FileFacts) -> LinkedFile:
         return cls(name=facts.path.name, size=facts.size, header_sha256=facts.header)
 
 
@@ -118,7 +118,7 @@ class Weights(BaseModel):
 
     model_config = _EXACT
     mode: Literal["link", "pack"]
-    sources: tuple[Source, ...]
+    sources: tuple[LinkedFile, ...]
     data: Data | None
     tensors: dict[str, Digest] | None = None
 
@@ -143,8 +143,8 @@ class Manifest(BaseModel):
     parameters: Size
     target: Target
     contract: Contract
-    products: tuple[Annotated[str, AfterValidator(_product)], ...]
-    files: dict[Annotated[str, AfterValidator(_file)], Digest]
+    products: tuple[Annotated[str, AfterValidator(_check_product)], ...]
+    files: dict[Annotated[str, AfterValidator(_check_file)], Digest]
     weights: Weights | None = None
 
     @field_serializer("target", mode="wrap")
@@ -167,7 +167,7 @@ class Manifest(BaseModel):
         return written(self.statements())
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[LinkedFile, ...]:
         return self.weights.sources if self.weights else ()
 
     @property
@@ -181,7 +181,7 @@ class Manifest(BaseModel):
         return (*self.files, *large)
 
 
-def stated(model: Compiled, target: Target) -> dict[str, Any]:
+def statements_of(model: Compiled, target: Target) -> dict[str, Any]:
     """What a manifest states of a model: all of it that a spec and a target give."""
     return {
         "blockc_build": FORMAT,
@@ -193,7 +193,7 @@ def stated(model: Compiled, target: Target) -> dict[str, Any]:
     }
 
 
-def read(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
     """Raises FolderError where there is none, or where it is not as blockc writes it."""
     path = folder / MANIFEST
     try:
@@ -230,22 +230,22 @@ def other_format(path: Path) -> str:
     return f"{who} wrote it, in format {shown(number)[:20]}, and this one reads {FORMAT}"
 
 
-def misstated(manifest: Manifest, model: Compiled) -> tuple[str, ...]:
+def find_misstated(manifest: Manifest, model: Compiled) -> tuple[str, ...]:
     """The statements that are not what the spec gives now, by key."""
     target, weights = manifest.target, manifest.weights
     if model.refuses(target, copied=weights is not None and weights.mode == "pack"):
         return ("target",)
-    wanted = stated(model, target)
+    wanted = statements_of(model, target)
     return tuple(key for key, value in wanted.items() if getattr(manifest, key) != value)
 
 
-def is_source(folder: Path, source: Source) -> bool:
+def is_linked_file(folder: Path, source: LinkedFile) -> bool:
     """Whether the file beside the model is still the one that was linked: a copy is, whatever its time."""
     try:
-        (facts,) = files_stored([folder / source.name])[1]
+        (facts,) = locate_in_files([folder / source.name])[1]
     except (CheckpointError, OSError):
         return False
-    return Source.of(facts) == source
+    return LinkedFile.of(facts) == source
 
 
 def digest_of(path: Path) -> str:

@@ -23,10 +23,10 @@ from blockc.products.manifest import (
     Manifest,
     digest_of,
     earlier_digests,
-    is_source,
+    is_linked_file,
     is_weights,
     other_format,
-    read,
+    read_manifest,
     writable,
 )
 
@@ -36,14 +36,14 @@ Coming = Mapping[
 Identity = tuple[int, int, int]
 
 
-def identity(path: Path) -> Identity:
+def identity_of(path: Path) -> Identity:
     """What tells a file, or a link itself, from the one that takes its name."""
     status = path.lstat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputFolder:
     """A folder that a build is to be written to. `digests` caches sha256 by device, inode, size and mtime."""
 
     folder: Path
@@ -53,7 +53,7 @@ class Output:
 
     def refuse(self) -> None:
         """Raises FolderError where a file would be lost, IsADirectoryError where a folder has a file's name."""
-        there = _There(self)
+        there = _FolderContents(self)
         for name in self.coming:
             if not writable(name):
                 raise FolderError(f"{self.folder / name}: a name that no build writes")
@@ -72,20 +72,20 @@ class Output:
 
     def gone(self) -> list[str]:
         """What an earlier build wrote, and this one does not."""
-        there = _There(self)
+        there = _FolderContents(self)
         return [*there.surplus, *(there.changed if self.force else ())]
 
 
 @dataclass(frozen=True)
-class _There:
+class _FolderContents:
     """What lies in the folder now."""
 
-    output: Output
+    output: OutputFolder
 
     @cached_property
     def manifest(self) -> Manifest | None:
         try:
-            return read(self.output.folder)
+            return read_manifest(self.output.folder)
         except (FolderError, OSError):  # such as a link that leads to itself
             return None
 
@@ -117,7 +117,7 @@ class _There:
         if not is_weights(name):
             return name in self.listed and self.digest(path) == self.listed[name]
         sources = self.manifest.sources if self.manifest else ()
-        return any(source.name == name and is_source(self.output.folder, source) for source in sources)
+        return any(source.name == name and is_linked_file(self.output.folder, source) for source in sources)
 
     def loses(self, name: str) -> bool:
         """Whether something would be lost that no build has left there."""

@@ -22,7 +22,7 @@ class ProductError(BlockcError):
 
 
 @dataclass(frozen=True)
-class Beside:
+class ProductInputs:
     """What a product may read: the spec, what model.onnx is for, how it is fed, and what comes with the checkpoint."""
 
     spec: Spec
@@ -31,7 +31,7 @@ class Beside:
     companions: Mapping[str, bytes]
 
 
-def _no_notes(beside: Beside) -> Sequence[str]:
+def _no_notes(beside: ProductInputs) -> Sequence[str]:
     return ()
 
 
@@ -47,11 +47,11 @@ class Product:
     runtime: str
     names: frozenset[str]
     requires: Callable[[Target], str]
-    files: Callable[[Beside], Mapping[str, bytes]]
-    notes: Callable[[Beside], Sequence[str]] = _no_notes
+    files: Callable[[ProductInputs], Mapping[str, bytes]]
+    notes: Callable[[ProductInputs], Sequence[str]] = _no_notes
 
 
-def together(products: Sequence[Product], beside: Beside) -> dict[str, bytes]:
+def make_all_files(products: Sequence[Product], beside: ProductInputs) -> dict[str, bytes]:
     """The files of all products. Raises ProductError where one does not take the graph, or makes a file that is none of
     its `names`, or one that is unlike another product's or the checkpoint's.
     """
@@ -72,7 +72,7 @@ def together(products: Sequence[Product], beside: Beside) -> dict[str, bytes]:
     return made
 
 
-def chosen(names: Sequence[str], known: Mapping[str, Product]) -> tuple[Product, ...]:
+def choose_products(names: Sequence[str], known: Mapping[str, Product]) -> tuple[Product, ...]:
     """The products of these names, each once. Raises UsageError."""
     if strange := [name for name in names if name not in known]:
         raise UsageError(f"no product is called {strange[0]}: expected {' or '.join(sorted(known))}")

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict
 from blockc.basics.errors import listed
 from blockc.basics.jsonfile import FileError, typed
 from blockc.products.manifest import MANIFEST, FolderError, is_weights, writable
-from blockc.products.ownership import Identity, Output, identity
+from blockc.products.ownership import Identity, OutputFolder, identity_of
 
 try:
     import fcntl
@@ -72,7 +72,7 @@ def staging(out: Path) -> Generator[Path]:
     held: int | None = None
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with _locked(out):
+        with _hold_lock(out):
             _carry_on(out)
             for left in out.glob(f"{_PREFIX}*"):
                 _clear_abandoned(left)
@@ -81,7 +81,7 @@ def staging(out: Path) -> Generator[Path]:
             (stage / _MARK).touch()
         yield stage
     except OSError as error:
-        raise _explained(error, out, stage) from None
+        raise _explain(error, out, stage) from None
     finally:
         if stage is not None:
             shutil.rmtree(stage, ignore_errors=True)
@@ -92,7 +92,7 @@ def staging(out: Path) -> Generator[Path]:
                 folder.rmdir()
 
 
-def _explained(error: OSError, out: Path, stage: Path | None) -> OSError:
+def _explain(error: OSError, out: Path, stage: Path | None) -> OSError:
     """The error with the name that the file was to have, and with advice. As it came where it speaks of elsewhere."""
     here = Path(os.path.abspath(out))
     named = here if error.filename is None else Path(os.path.abspath(os.fsdecode(error.filename)))
@@ -103,25 +103,25 @@ def _explained(error: OSError, out: Path, stage: Path | None) -> OSError:
     return OSError(error.errno, f"{os.strerror(error.errno)}: {_ADVICE[error.errno]}", str(shown))
 
 
-def ready(output: Output) -> None:
+def make_ready(output: OutputFolder) -> None:
     """Before anything is computed: what a killed build had decided is carried on, and what would lose files refused."""
     if output.folder.exists():
-        with _locked(output.folder):
+        with _hold_lock(output.folder):
             _carry_on(output.folder)
             output.refuse()
 
 
-def commit(stage: Path, output: Output, names: Sequence[str]) -> None:
+def commit(stage: Path, output: OutputFolder, names: Sequence[str]) -> None:
     """The staged files take their names, in this order; the manifest is the last of them.
 
     What an earlier build wrote and this one does not is removed. Raises what `Output.refuse` does.
     """
     out = output.folder
-    with _locked(out):
+    with _hold_lock(out):
         _carry_on(out)
         output.refuse()
         gone = output.gone()
-        there = {name: identity(out / name) for name in (*names, *gone) if os.path.lexists(out / name)}
+        there = {name: identity_of(out / name) for name in (*names, *gone) if os.path.lexists(out / name)}
         order = _Order(names=list(names), gone=gone, there=there)
         (stage / _ORDER).write_text(order.model_dump_json(), encoding="utf-8")
         os.rename(stage, out / _DECIDED)
@@ -132,7 +132,7 @@ def commit(stage: Path, output: Output, names: Sequence[str]) -> None:
             raise
 
 
-def unfinished(out: Path) -> bool:
+def is_unfinished(out: Path) -> bool:
     """Whether a build stopped while its files took their names."""
     return os.path.lexists(out / _DECIDED / MANIFEST) or (out / _DECIDED).is_symlink()
 
@@ -145,7 +145,7 @@ def _carry_on(out: Path) -> None:
     if not _is_own(decided):
         raise FolderError(f"{decided}: not what a build leaves: remove it, and build again")
     if os.path.lexists(decided / MANIFEST):
-        order = _order(out)
+        order = _read_order(out)
         (out / MANIFEST).unlink(missing_ok=True)
         for name in order.gone:
             _remove(out / name)
@@ -161,7 +161,7 @@ def _carry_on(out: Path) -> None:
         raise FolderError(f"{decided}: holds files that no build leaves there: remove it, and build again") from None
 
 
-def _order(out: Path) -> _Order:
+def _read_order(out: Path) -> _Order:
     """What is left to do, wholly checked before any of it is done. Raises FolderError."""
     decided = out / _DECIDED
     try:
@@ -173,7 +173,7 @@ def _order(out: Path) -> _Order:
     if odd or not all(stat.S_ISREG((decided / name).lstat().st_mode) for name in new):
         raise FolderError(f"{decided}: not what a build leaves: remove it, and build again")
     falls = [name for name in dict.fromkeys((*new, *order.gone)) if os.path.lexists(out / name)]
-    if other := [name for name in falls if order.there.get(name) != identity(out / name)]:
+    if other := [name for name in falls if order.there.get(name) != identity_of(out / name)]:
         why = f"{out}: a build was interrupted here, and these files are others since"
         advice = f"remove {decided}, and build again"
         raise FolderError("\n  ".join([f"{why}:", *listed(other), advice]))
@@ -207,7 +207,7 @@ def _clear_abandoned(stage: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Generator[None]:
+def _hold_lock(folder: Path) -> Generator[None]:
     """Raises TimeoutError where another holds the folder for longer than it can need."""
     end = time.monotonic() + WAIT
     while True:
@@ -216,7 +216,7 @@ def _locked(folder: Path) -> Generator[None]:
             break
         except BlockingIOError:
             if time.monotonic() > end:
-                why = f"another build{_holder(folder)} has held this folder's lock for {WAIT:g} s: end it, or wait"
+                why = f"another build{_name_holder(folder)} has held this folder's lock for {WAIT:g} s: end it, or wait"
                 raise TimeoutError(errno.ETIMEDOUT, why, str(folder)) from None
             time.sleep(_STEP)
     try:
@@ -245,7 +245,7 @@ def _lock(folder: Path) -> int | None:
     return held
 
 
-def _holder(folder: Path) -> str:
+def _name_holder(folder: Path) -> str:
     """Who holds the lock, as far as the system says: ", process 4711,"."""
     try:
         locks = Path("/proc/locks").read_text(encoding="utf-8")

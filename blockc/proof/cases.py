@@ -84,7 +84,7 @@ def cases(
 
     Where a length changes the function, again with positions that begin behind it.
     """
-    plain = tuple(case for case in _plain(vocab, cached) if only is None or case.name in only)
+    plain = tuple(case for case in _plain_cases(vocab, cached) if only is None or case.name in only)
     beyond = (
         replace(case, name=f"{case.name}, beyond {side.original}", first=side.original)
         for side in sides
@@ -93,7 +93,7 @@ def cases(
     return (*plain, *beyond)
 
 
-def _plain(vocab: int, cached: bool) -> tuple[Case, ...]:
+def _plain_cases(vocab: int, cached: bool) -> tuple[Case, ...]:
     a, b = sequences(vocab)
     both = (a, np.roll(a, 3))
     whole = (

@@ -28,18 +28,18 @@ class Feed:
     columns: Array  # (B, S): in which column of the case each new token stands, -1 for padding
 
 
-def feeds(contract: Contract, case: Case) -> Iterator[Feed]:
+def feeds_of(contract: Contract, case: Case) -> Iterator[Feed]:
     """Each chunk, as the graph takes it."""
     match contract.feeding:
         case "rows":
-            yield from _packed(case)
+            yield from _row_feeds(case)
         case "buffer":
-            yield from _written(case)
+            yield from _buffer_feeds(case)
         case "joined":
-            yield from _as_they_stand(case)
+            yield from _joined_feeds(case)
 
 
-def _as_they_stand(case: Case) -> Iterator[Feed]:
+def _joined_feeds(case: Case) -> Iterator[Feed]:
     for new in case.slices:
         yield Feed(
             {
@@ -47,18 +47,18 @@ def _as_they_stand(case: Case) -> Iterator[Feed]:
                 MASK: case.attention_mask[:, : new.stop],
                 POSITIONS: case.position_ids[:, new],
             },
-            _columns(case, new),
+            _columns_of(case, new),
         )
 
 
-def _written(case: Case) -> Iterator[Feed]:
-    for feed, new in zip(_as_they_stand(case), case.slices, strict=True):
+def _buffer_feeds(case: Case) -> Iterator[Feed]:
+    for feed, new in zip(_joined_feeds(case), case.slices, strict=True):
         mask = np.pad(feed.inputs[MASK], ((0, 0), (0, case.length + SPARE - new.stop)))
         where = np.full(len(case.rows), new.start, np.int64)
         yield Feed(feed.inputs | {MASK: mask, WHERE: where}, feed.columns)
 
 
-def _packed(case: Case) -> Iterator[Feed]:
+def _row_feeds(case: Case) -> Iterator[Feed]:
     """Padding goes to the right: of a prompt's new tokens, and behind each row's mask."""
     for new in case.slices:
         seen = case.attention_mask[:, : new.stop]
@@ -73,11 +73,11 @@ def _packed(case: Case) -> Iterator[Feed]:
         yield Feed({IDS: ids, MASK: mask, POSITIONS: positions}, columns)
 
 
-def _columns(case: Case, new: slice) -> Array:
+def _columns_of(case: Case, new: slice) -> Array:
     return np.where(case.attention_mask[:, new] == 1, np.arange(new.start, new.stop), -1)
 
 
-def run_as(dtype: str, real: np.dtype | type | str) -> np.dtype:
+def numpy_dtype(dtype: str, real: np.dtype | type | str) -> np.dtype:
     """As NumPy has a graph's dtype, in a run whose floats are `real`."""
     return np.dtype(real if dtype == "float" else stored_as(dtype, "fp32").numpy)
 
@@ -85,11 +85,12 @@ def run_as(dtype: str, real: np.dtype | type | str) -> np.dtype:
 def empty_states(contract: Contract, case: Case, dtype: np.dtype | type = np.float32) -> Arrays:
     length = case.length + SPARE if contract.feeding == "buffer" else 0
     return {
-        held.past: np.zeros(held.sized(len(case.rows), length), run_as(held.dtype, dtype)) for held in contract.held
+        held.past: np.zeros(held.sized(len(case.rows), length), numpy_dtype(held.dtype, dtype))
+        for held in contract.held
     }
 
 
-def chunked(
+def run_in_chunks(
     contract: Contract, case: Case, call: Callable[[Arrays], Arrays], dtype: np.dtype | type = np.float32
 ) -> Array:
     """Logits in the columns of the case, (B, length, V); of a graph that gives one a call, (B, calls, V).
@@ -98,15 +99,15 @@ def chunked(
     """
     state = empty_states(contract, case, dtype)
     parts: list[Array] = []
-    for feed in feeds(contract, case):
+    for feed in feeds_of(contract, case):
         outputs = call(feed.inputs | state)
-        logits = _scattered(outputs, contract.vocab or 0) if contract.top else outputs[LOGITS]
-        parts.append(_placed(logits, feed.columns) if contract.every else logits)
+        logits = _scatter(outputs, contract.vocab or 0) if contract.top else outputs[LOGITS]
+        parts.append(_place(logits, feed.columns) if contract.every else logits)
         state = {held.past: outputs[held.present] for held in contract.held}
     return np.concatenate(parts, axis=1)
 
 
-def _scattered(outputs: Arrays, vocab: int) -> Array:
+def _scatter(outputs: Arrays, vocab: int) -> Array:
     """(B, 1, k) as (B, 1, V), -inf elsewhere; NaN where they are not in order, or two of one token."""
     values, tokens = outputs[TOP_LOGITS], outputs[TOP_TOKENS]
     whole = np.full((*values.shape[:-1], vocab), -np.inf, values.dtype)
@@ -116,7 +117,7 @@ def _scattered(outputs: Arrays, vocab: int) -> Array:
     return whole
 
 
-def _placed(logits: Array, columns: Array) -> Array:
+def _place(logits: Array, columns: Array) -> Array:
     """Each row's logits in the columns that its tokens have in the case."""
     first = columns.max(initial=0, where=columns >= 0) - columns.shape[1] + 1
     placed = np.zeros_like(logits)

@@ -159,10 +159,10 @@ def prove(
     truth = Truth(twin, random_parameters(twin.function, SEED))
     rows: list[Row] = []
     inapplicable: dict[str, str] = {}
-    chosen = _cases(twin, inapplicable, only)
+    chosen = _choose_cases(twin, inapplicable, only)
     missing = {package: "missing" for package in ("torch", "onnxruntime") if importlib.util.find_spec(package) is None}
     with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
-        makers = list(_makers(twin, Path(folder), missing, model_py, given, targets))
+        makers = list(_runner_makers(twin, Path(folder), missing, model_py, given, targets))
         for made, maker in enumerate(makers):
             runner = maker()  # one by one, so that no two graphs are held
             for ran, case in enumerate(chosen):
@@ -171,14 +171,14 @@ def prove(
                     continue  # the loss is PyTorch's alone: an ONNX graph has no labels; and it wants all logits
                 if not (case.masked or isinstance(runner, Torch)):
                     continue  # a graph always takes a mask
-                if why := _cannot(runner, case):
+                if why := _why_inapplicable(runner, case):
                     inapplicable[f"{runner.name}, {case.name}"] = why
                 else:
-                    rows.append(compare(truth, runner, case))
+                    rows.append(compare_run(truth, runner, case))
     return Proof(twin.spec.name, tuple(rows), missing, inapplicable)
 
 
-def _makers(
+def _runner_makers(
     twin: Compiled,
     folder: Path,
     missing: dict[str, str],
@@ -189,43 +189,43 @@ def _makers(
     """What makes each backend; nothing is made yet."""
     yield lambda: Oracle(twin.served)
     if "torch" not in missing:
-        yield lambda: Torch(model_py or _written(twin, folder), twin.served)
+        yield lambda: Torch(model_py or _write_model_py(twin, folder), twin.served)
     for target in targets:
-        yield from _of_target(twin, target, missing, given)
+        yield from _target_makers(twin, target, missing, given)
 
 
-def _written(twin: Compiled, folder: Path) -> Path:
+def _write_model_py(twin: Compiled, folder: Path) -> Path:
     path = folder / "model.py"
     path.write_text(twin.model_py(), encoding="utf-8")
     return path
 
 
-def _of_target(
+def _target_makers(
     twin: Compiled, target: Target, missing: dict[str, str], given: tuple[Target, bytes] | None
 ) -> Iterator[Callable[[], Runner]]:
     """A target's function by the oracle, if it is not the served one, and its graphs in onnxruntime."""
     if target.cache == "buffer" and not twin.contract(PORTABLE).held:
         return
     if twin.flat(target) is not twin.graph:
-        yield lambda: Oracle(twin.flat(target), f"oracle{_words(target)}", derived=twin.derived(target))
+        yield lambda: Oracle(twin.flat(target), f"oracle{_target_text(target)}", derived=twin.derived(target))
     if "onnxruntime" in missing or target.dtype not in RUN_AS:
         return
     for logits in (target.logits,) if target.top else ("all", "last"):
         one = replace(target, logits=logits)
-        yield partial(_onnx, twin, one, given[1] if given is not None and given[0] == one else None)
+        yield partial(_make_onnx, twin, one, given[1] if given is not None and given[0] == one else None)
     if target.provider == "cuda" and target.dtype != "fp32":
         # The same nodes in float32, which the CPU has kernels of: as tight a bound as the portable graph's.
-        yield partial(_onnx, twin, target, dtype="fp32")
+        yield partial(_make_onnx, twin, target, dtype="fp32")
 
 
-def _onnx(twin: Compiled, target: Target, model: bytes | None = None, dtype: Dtype | None = None) -> Onnx:
+def _make_onnx(twin: Compiled, target: Target, model: bytes | None = None, dtype: Dtype | None = None) -> Onnx:
     """onnxruntime on the graph that is given, or that is emitted now: in the target's type or in this one."""
     real = dtype or target.dtype
     graph = twin.onnx(target, dtype=real) if model is None else model
-    return Onnx(graph, twin.flat(target), f"onnxruntime{_words(target)}", RUN_AS[real], twin.derived(target))
+    return Onnx(graph, twin.flat(target), f"onnxruntime{_target_text(target)}", RUN_AS[real], twin.derived(target))
 
 
-def _words(target: Target) -> str:
+def _target_text(target: Target) -> str:
     """What of a target is not the portable one's."""
     said = {
         "fused": target.provider is not None,
@@ -240,14 +240,14 @@ def _words(target: Target) -> str:
     return "".join(f", {word}" for word, holds in said.items() if holds)
 
 
-def _cannot(runner: Runner, case: Case) -> str:
+def _why_inapplicable(runner: Runner, case: Case) -> str:
     """Why a backend does not take a case, if it does not."""
     if isinstance(runner, Onnx) and runner.contract.one_row and case.several_on_a_past:
         return "the kernel takes several new tokens on a past in one row only"
     return ""
 
 
-def _cases(twin: Compiled, inapplicable: dict[str, str], only: Collection[str] | None) -> list[Case]:
+def _choose_cases(twin: Compiled, inapplicable: dict[str, str], only: Collection[str] | None) -> list[Case]:
     """Those whose calls, and sequences alone, are of lengths that are alike and within the context."""
     chosen: list[Case] = []
     unlike: list[str] = []
@@ -291,7 +291,7 @@ class Truth:
         return self.held[dtype, rounding]
 
 
-def compare(oracle: Truth, runner: Runner, case: Case) -> Row:
+def compare_run(oracle: Truth, runner: Runner, case: Case) -> Row:
     dtype, params = runner.dtype, oracle.params[runner.dtype]
     rounding = tuple(each for each in runner.derived.values() if each.loses)
     truth = [oracle.alone(row, dtype, case.first, rounding) for row in case.rows]
@@ -302,9 +302,9 @@ def compare(oracle: Truth, runner: Runner, case: Case) -> Row:
         return Row(
             runner.name, case.name, dtype, float("inf"), 0.0, TOLERANCE[dtype], f"{type(error).__name__}: {first[:200]}"
         )
-    wanted, got = _rows(case, truth, answer.logits)
+    wanted, got = _compared_rows(case, truth, answer.logits)
     if runner.contract.top:
-        got = [filled(w, g) for w, g in zip(wanted, got, strict=True)]
+        got = [fill(w, g) for w, g in zip(wanted, got, strict=True)]
     spread = float(np.std(np.concatenate(truth)))
     error = (
         max(float(np.max(np.abs(w - g))) if np.isfinite(g).all() else np.inf for w, g in zip(wanted, got, strict=True))
@@ -320,7 +320,7 @@ def compare(oracle: Truth, runner: Runner, case: Case) -> Row:
     return replace(row, differs=first_difference(runner, case, params))
 
 
-def _rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[Array], list[Array]]:
+def _compared_rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[Array], list[Array]]:
     """What is compared: every real token, or the last one where only that was asked for."""
     if logits.shape[1] == case.length:
         return truth, case.own(logits)
@@ -337,7 +337,7 @@ def _rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[Array], l
     return wanted, got
 
 
-def filled(wanted: Array, got: Array) -> Array:
+def fill(wanted: Array, got: Array) -> Array:
     """Where a graph gives the highest logits alone, any other must not be above the least of them."""
     least = np.where(np.isneginf(got), np.inf, got).min(axis=-1, keepdims=True)
     return np.where(np.isneginf(got), np.minimum(wanted, least), got)
@@ -346,25 +346,25 @@ def filled(wanted: Array, got: Array) -> Array:
 def first_difference(runner: Runner, case: Case, params: Params) -> str:
     """The first node, in the order of computation, whose value is not the oracle's on the same call."""
     truth = Oracle(runner.function, derived=runner.derived).run(case, params, trace=True)
-    answer = _traced(runner, case, params)
+    answer = _trace(runner, case, params)
     for wanted, got in zip(truth.values, answer.values, strict=False):
         for name, value in wanted.items():
-            found = _value(got, name)
-            if found is not None and not _close(value, found, TOLERANCE[runner.dtype]):
+            found = _find_value(got, name)
+            if found is not None and not _is_close(value, found, TOLERANCE[runner.dtype]):
                 return name
     return ""
 
 
-def _traced(runner: Runner, case: Case, params: Params) -> Answer:
+def _trace(runner: Runner, case: Case, params: Params) -> Answer:
     return runner.run(case, params, trace=True)
 
 
-def _value(got: Values, name: str) -> Array | None:
+def _find_value(got: Values, name: str) -> Array | None:
     """A root value of two outputs is named after the output alone in model.py."""
     return got.get(name, got.get(name.rpartition(".")[2]) if name.count(".") == 1 else None)
 
 
-def _close(wanted: Array, got: Array, tolerance: float) -> bool:
+def _is_close(wanted: Array, got: Array, tolerance: float) -> bool:
     """Equal within the tolerance of the values' own spread; where no number is wanted, as in a mask, none may come."""
     if wanted.shape != got.shape:
         return False

@@ -19,7 +19,7 @@ from blockc.graph.contract import MASK, Contract, contract
 from blockc.ir import Array, Function, parameters
 from blockc.ir.derive import Derivation, Derivations, with_derived
 from blockc.proof.cases import Case
-from blockc.proof.feeding import chunked, feeds, run_as
+from blockc.proof.feeding import feeds_of, numpy_dtype, run_in_chunks
 
 Params = Mapping[str, Array]
 Values = dict[str, Array]
@@ -68,11 +68,11 @@ class Oracle:
             values.append(seen)
             return interp.run(self.function, inputs, params, seen.__setitem__ if trace else None)
 
-        logits = chunked(self.contract, case, call, np.float64)
-        return Answer(logits, _loss(logits, case, self.function.causal) if case.labels else None, values)
+        logits = run_in_chunks(self.contract, case, call, np.float64)
+        return Answer(logits, _loss_of(logits, case, self.function.causal) if case.labels else None, values)
 
 
-def _loss(logits: Array, case: Case, shifted: bool) -> float:
+def _loss_of(logits: Array, case: Case, shifted: bool) -> float:
     """Mean cross-entropy, of the next token where the model is causal."""
     ids = case.input_ids
     logits, ids = (logits[:, :-1], ids[:, 1:]) if shifted else (logits, ids)
@@ -111,7 +111,7 @@ class Torch:
 
         model, values, parts, loss = self.model(params), list[Values](), list[Array](), None
         past: Any = None
-        for feed in feeds(self.contract, case):
+        for feed in feeds_of(self.contract, case):
             arguments: dict[str, Any] = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in feed.inputs.items()}
             if not case.masked:
                 del arguments[MASK]
@@ -122,7 +122,7 @@ class Torch:
             if case.labels:
                 arguments["labels"] = arguments["input_ids"]
             seen: Values = {}
-            with torch.no_grad(), _watching(model, seen) if trace else nullcontext():
+            with torch.no_grad(), _watch(model, seen) if trace else nullcontext():
                 output = model(**arguments)
             values.append(seen)
             past = getattr(output, "past_key_values", None)
@@ -145,7 +145,7 @@ def load_module(path: Path) -> ModuleType:
 
 
 @contextmanager
-def _watching(model: Any, seen: Values) -> Generator[None]:
+def _watch(model: Any, seen: Values) -> Generator[None]:
     """Reads what every forward returns and all its locals then: in model.py a value bears the name of its node.
 
     What a module gives bears the module's name.
@@ -185,14 +185,14 @@ class Onnx:
     @cached_property
     def session(self) -> Any:
         """Opened by the first run: a graph that a runtime does not take is a finding like a wrong number."""
-        return _session(self.bytes)
+        return _open_session(self.bytes)
 
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
-        session = _session(_exposed(self.bytes)) if trace else self.session
+        session = _open_session(_expose_values(self.bytes)) if trace else self.session
         wanted = {i.name for i in session.get_inputs()}
         given, held = with_derived(params, self.derived), parameters(self.function)
         fixed = {
-            name: np.asarray(given[name], run_as(param.dtype, self.dtype))
+            name: np.asarray(given[name], numpy_dtype(param.dtype, self.dtype))
             for name, param in held.items()
             if name in wanted
         }
@@ -205,10 +205,10 @@ class Onnx:
             values.append(outputs)
             return outputs
 
-        return Answer(chunked(self.contract, case, call, np.dtype(self.dtype)), None, values)
+        return Answer(run_in_chunks(self.contract, case, call, np.dtype(self.dtype)), None, values)
 
 
-def _session(model: bytes) -> Any:
+def _open_session(model: bytes) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -217,7 +217,7 @@ def _session(model: bytes) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def _exposed(model: bytes) -> bytes:
+def _expose_values(model: bytes) -> bytes:
     """The same model with every named value as an output."""
     import onnx
 

@@ -9,7 +9,7 @@ for step in session.generate([[1, 2, 3], [4, 5]], 20, stop={2}, sampler=Sampler(
 from __future__ import annotations
 
 from blockc.runtime.opening import ProviderError, SessionError
-from blockc.runtime.sampling import Sampler, Top, greedy
+from blockc.runtime.sampling import Sampler, TopLogits, greedy
 from blockc.runtime.session import Session
 
-__all__ = ["ProviderError", "Sampler", "Session", "SessionError", "Top", "greedy"]
+__all__ = ["ProviderError", "Sampler", "Session", "SessionError", "TopLogits", "greedy"]

@@ -11,7 +11,7 @@ import numpy as np
 from blockc.basics.floats import FLOATS, INTEGERS
 from blockc.graph.contract import Held
 from blockc.ir import Array
-from blockc.runtime.opening import Opened
+from blockc.runtime.opening import OpenModel
 
 # By onnx's number; bf16 as its bits.
 _NUMPY = {one.onnx: np.dtype(one.numpy) for one in (*FLOATS.values(), *INTEGERS.values())}
@@ -24,7 +24,7 @@ def on_cpu(array: Array, element: int) -> Any:
     return OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
 
 
-class Kept:
+class HostTensor:
     """A tensor on the CPU whose memory stays while its shape changes."""
 
     def __init__(self, element: int) -> None:
@@ -51,7 +51,7 @@ class Kept:
         return self.array
 
 
-class Placed:
+class DeviceTensor:
     """A tensor of one shape in a provider's memory, written from the CPU and read there by copying."""
 
     def __init__(self, element: int, shape: tuple[int, ...], provider: str) -> None:
@@ -69,14 +69,14 @@ class Placed:
         return self.value.numpy()
 
 
-class Cache:
+class SessionCache:
     """The states of all layers, `length` tokens long where they grow, bound as past and present of every call.
 
     A layer whose graph writes in place has one buffer for both. Another's present is a new tensor, and the next call's
     past; there `length` is no matter. Buffers begin as zeros: what is not seen yet weighs 0, and 0 * NaN is not 0.
     """
 
-    def __init__(self, model: Opened, rows: int, length: int) -> None:
+    def __init__(self, model: OpenModel, rows: int, length: int) -> None:
         self.model, self.rows, self.length = model, rows, length
         self.binding = model.session.io_binding()
         for port in model.contract.outputs:
@@ -92,7 +92,7 @@ class Cache:
     def in_place(self) -> bool:
         return all(held.in_place for held in self.model.contract.held)
 
-    def run(self, inputs: Mapping[str, Kept], outputs: Mapping[str, Kept]) -> None:
+    def run(self, inputs: Mapping[str, HostTensor], outputs: Mapping[str, HostTensor]) -> None:
         """One call. Its new states are then here, and what else comes out in the memory that is given."""
         for name, kept in inputs.items():
             self.binding.bind_ortvalue_input(name, kept.value)

@@ -32,22 +32,22 @@ def prompt_ids(
     """The tokens that a text is gone on from; with `chat` it is said to an assistant, who was told `system` before."""
     if chat:
         told = [] if system is None else [{"role": "system", "content": system}]
-        return tokenizer.ids(rendered(folder, tokenizer, [*told, {"role": "user", "content": text}]), special=False)
+        return tokenizer.ids(render_chat(folder, tokenizer, [*told, {"role": "user", "content": text}]), special=False)
     if ids := tokenizer.ids(text):
         return ids
     raise UsageError("is empty, and this tokenizer begins no text by itself", "prompt")
 
 
-def rendered(folder: Path, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:
+def render_chat(folder: Path, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:
     """The conversation, up to where the assistant speaks. Raises SessionError."""
     given = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
-    said = _rendered(_template(folder), given | tokenizer.special)
+    said = _run_renderer(_read_template(folder), given | tokenizer.special)
     if "text" not in said:
         raise SessionError(f"{folder}: the chat template cannot be used: {said['error']}")
     return said["text"]
 
 
-def _rendered(text: str, given: dict[str, Any]) -> dict[str, str]:
+def _run_renderer(text: str, given: dict[str, Any]) -> dict[str, str]:
     """By a new Python, which reads neither the environment nor what is installed beside jinja2."""
     import jinja2
     import markupsafe
@@ -64,7 +64,7 @@ def _rendered(text: str, given: dict[str, Any]) -> dict[str, str]:
         return {"error": f"no process could be started for it: {error.strerror}"}
 
 
-def _template(folder: Path) -> str:
+def _read_template(folder: Path) -> str:
     """chat_template.jinja, else chat_template of tokenizer_config.json: a text, or several by name."""
     path = folder / _TEMPLATE
     try:

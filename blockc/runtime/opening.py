@@ -16,9 +16,19 @@ from blockc.graph.contract import Contract, Port
 from blockc.graph.target import Provider, Target
 from blockc.ir import Dtype
 from blockc.language.spec import load
-from blockc.ort.kernels import COMPUTES, oldest, opset_for, release
-from blockc.pipeline.compiled import compiled
-from blockc.products.manifest import MANIFEST, MODEL, SPEC, FolderError, Manifest, digest_of, is_source, misstated, read
+from blockc.ort.kernels import COMPUTES, oldest_release, opset_for, parse_release
+from blockc.pipeline.compiled import compile_spec
+from blockc.products.manifest import (
+    MANIFEST,
+    MODEL,
+    SPEC,
+    FolderError,
+    Manifest,
+    digest_of,
+    find_misstated,
+    is_linked_file,
+    read_manifest,
+)
 from blockc.weights.checkpoint import linked_checkpoint
 
 PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -41,7 +51,7 @@ class ProviderError(SessionError):
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenModel:
     """A model that can be run, and how it wants to be fed. `captured`: decode steps are replayed as a CUDA graph."""
 
     name: str
@@ -79,7 +89,9 @@ class Opened:
         return options
 
 
-def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool, capture: bool = False) -> Opened:
+def open_model(
+    folder: Path, provider: Provider, threads: int | None, prepack: bool, capture: bool = False
+) -> OpenModel:
     """`capture` makes the session one whose decode steps are CUDA graphs. Raises SessionError.
 
     What the manifest states and the model is fed by is worked out anew: from the spec, and from the graph itself.
@@ -87,22 +99,22 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool,
     manifest = manifest_of(folder)
     target = manifest.target
     if manifest.weights is None:
-        raise SessionError(_without_weights(folder))
-    _compare(folder, manifest)
-    made = compiled(load(folder / SPEC))
+        raise SessionError(_no_weights_message(folder))
+    _refuse_changed(folder, manifest)
+    made = compile_spec(load(folder / SPEC))
     _refuse(folder, target, provider)
     _refuse_old(folder, target)
     if capture:
         _refuse_capture(folder, target, provider)
     session = session_at(folder / MODEL, provider, threads, prepack, capture)
-    if found := misstated(manifest, made):
+    if found := find_misstated(manifest, made):
         raise SessionError(f"{folder / MANIFEST}: {found[0]} is not what spec and model say: build the folder again")
     contract = manifest.contract
     if not contract.held:
         raise SessionError(
             f"{folder}: the model has no cache, as one that looks both ways has none: nothing to go on from"
         )
-    model = Opened(
+    model = OpenModel(
         name=made.spec.name,
         context=made.spec.top.context,
         vocab=made.spec.top.vocab,
@@ -115,37 +127,37 @@ def opened(folder: Path, provider: Provider, threads: int | None, prepack: bool,
     _refuse_ports(folder, model)
     if capture and not contract.fixed:
         raise SessionError(
-            f"{folder}: a layer's cache is a new tensor at each step, or changes as a whole: "
-            "a CUDA graph wants one that a step writes its token into"
+            f"{folder}: a layer's cache is a new tensor at each step, or changes as a whole: a CUDA graph needs a "
+            "cache into which a step writes its token"
         )
     return model
 
 
 def manifest_of(folder: Path) -> Manifest:
     try:
-        return read(folder)
+        return read_manifest(folder)
     except FolderError as error:
         raise SessionError(str(error)) from None
 
 
-def _refuse_ports(folder: Path, model: Opened) -> None:
+def _refuse_ports(folder: Path, model: OpenModel) -> None:
     """What goes in and comes out is bound by the contract, so it must be the graph's."""
     contract = model.contract
     given = [*contract.inputs, *(Port(held.past, held.dtype, held.shape) for held in contract.held)]
     made = [*contract.outputs, *(Port(held.present, held.dtype, held.shape) for held in contract.held)]
     for wanted, found in ((given, model.session.get_inputs()), (made, model.session.get_outputs())):
-        says = {port.name: (model.type_of(port.dtype), _fixed(port.shape)) for port in wanted}
-        has = {v.name: (ONNX_TYPES.get(v.type), _fixed(v.shape)) for v in found}
+        says = {port.name: (model.type_of(port.dtype), _fixed_sizes(port.shape)) for port in wanted}
+        has = {v.name: (ONNX_TYPES.get(v.type), _fixed_sizes(v.shape)) for v in found}
         if says != has:
             raise SessionError(f"{folder / MANIFEST}: contract is not what {MODEL} is: build the folder again")
 
 
-def _fixed(shape: Sequence[int | str | None]) -> tuple[int | None, ...]:
+def _fixed_sizes(shape: Sequence[int | str | None]) -> tuple[int | None, ...]:
     """The sizes that are numbers, each in its place."""
     return tuple(size if isinstance(size, int) else None for size in shape)
 
 
-def _without_weights(folder: Path) -> str:
+def _no_weights_message(folder: Path) -> str:
     spec = folder / SPEC
     layout = load(spec).top.checkpoint
     named = f"tensors under the names of the layout {layout}" if layout else "tensors under the names of the parameters"
@@ -155,7 +167,7 @@ def _without_weights(folder: Path) -> str:
     )
 
 
-def _compare(folder: Path, manifest: Manifest) -> None:
+def _refuse_changed(folder: Path, manifest: Manifest) -> None:
     """What is read must be what was built: the spec and the graph by digest, large files by what tells cheaply.
 
     What was linked goes by size and header, packed data by its size.
@@ -168,7 +180,7 @@ def _compare(folder: Path, manifest: Manifest) -> None:
             linked_checkpoint(folder, [source.name])
         except CheckpointError as error:
             raise SessionError(str(error)) from None
-        if not is_source(folder, source):
+        if not is_linked_file(folder, source):
             why = "changed since the model was built on it: build the folder again, or with --pack"
             raise SessionError(f"{folder / source.name}: {why}")
     if (data := manifest.data) is not None:
@@ -191,8 +203,8 @@ def _refuse_old(folder: Path, target: Target) -> None:
     """A runtime that does not open the graph, or computes it wrong."""
     import onnxruntime
 
-    wanted = oldest(target)
-    if release(onnxruntime.__version__) < release(wanted):
+    wanted = oldest_release(target)
+    if parse_release(onnxruntime.__version__) < parse_release(wanted):
         package = WITH_CUDA if target.provider == "cuda" else "onnxruntime"
         fit = opset_for(target, onnxruntime.__version__)
         raise SessionError(
@@ -212,7 +224,7 @@ def _refuse_capture(folder: Path, target: Target, provider: Provider) -> None:
         )
     import onnxruntime
 
-    if release(onnxruntime.__version__) < release(CAPTURES):
+    if parse_release(onnxruntime.__version__) < parse_release(CAPTURES):
         raise ProviderError(
             f"this onnxruntime is {onnxruntime.__version__}, and from {CAPTURES} on a CUDA graph can be replayed: "
             f"{pip(f'{WITH_CUDA}>={CAPTURES}')}"
@@ -223,7 +235,7 @@ def session_at(path: Path, provider: Provider, threads: int | None, prepack: boo
     """The model in onnxruntime; without `prepack` its matrices stay as they lie in their files. Raises SessionError."""
     import onnxruntime
 
-    failed = _prepared(onnxruntime) if provider == "cuda" else ""
+    failed = _load_cuda(onnxruntime) if provider == "cuda" else ""
     options: Any = onnxruntime.SessionOptions()
     options.log_severity_level = _QUIET
     if threads is not None:
@@ -245,7 +257,7 @@ def session_at(path: Path, provider: Provider, threads: int | None, prepack: boo
     return session
 
 
-def _prepared(onnxruntime: Any) -> str:
+def _load_cuda(onnxruntime: Any) -> str:
     """Loads the libraries of CUDA that pip has installed. (What failed first, which onnxruntime prints.)"""
     found = onnxruntime.get_available_providers()
     if PROVIDERS["cuda"] not in found:

@@ -12,7 +12,7 @@ from blockc.ir import Array
 
 
 @dataclass(frozen=True)
-class Top:
+class TopLogits:
     """Each row's K highest logits (B, K), largest first and of equal ones the lowest token, and their tokens (B, K)."""
 
     logits: Array
@@ -23,7 +23,7 @@ class Top:
         return self.tokens[:, 0]
 
 
-Logits = Array | Top  # (B, V), or the highest of them
+Logits = Array | TopLogits  # (B, V), or the highest of them
 Choose = Callable[[Logits], Array]  # a token of each row: (B)
 
 
@@ -32,7 +32,9 @@ def greedy(logits: Logits) -> Array:
     return logits.argmax(axis=-1)
 
 
-def chosen(temperature: float, top_k: int | None = None, top_p: float | None = None, seed: int | None = None) -> Choose:
+def choose_sampler(
+    temperature: float, top_k: int | None = None, top_p: float | None = None, seed: int | None = None
+) -> Choose:
     """A sampler at a temperature above 0, else greedy. Raises UsageError for what speaks of drawing then."""
     if temperature:
         return Sampler(temperature, top_k, top_p, seed)
@@ -70,12 +72,12 @@ class Sampler:
         return f"it gives the {k} highest logits of a token, and top_k is {self.top_k}" if self.top_k > k else ""
 
     def __call__(self, logits: Logits) -> Array:
-        rows = logits.logits if isinstance(logits, Top) else logits
-        if isinstance(logits, Top) and (why := self.lacks(rows.shape[-1])):
+        rows = logits.logits if isinstance(logits, TopLogits) else logits
+        if isinstance(logits, TopLogits) and (why := self.lacks(rows.shape[-1])):
             raise UsageError(f"the graph cannot be drawn from: {why}")
         self.streams += [np.random.default_rng(s) for s in self.seeds.spawn(len(rows) - len(self.streams))]
         drawn = np.array([self._drawn(row, stream) for row, stream in zip(rows, self.streams, strict=False)])
-        return logits.tokens[np.arange(len(rows)), drawn] if isinstance(logits, Top) else drawn
+        return logits.tokens[np.arange(len(rows)), drawn] if isinstance(logits, TopLogits) else drawn
 
     def _drawn(self, row: Array, stream: np.random.Generator) -> int:
         tokens, odds = self.left(row)

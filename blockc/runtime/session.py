@@ -13,11 +13,11 @@ import numpy as np
 from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, TOP_LOGITS, TOP_TOKENS, WHERE
 from blockc.graph.target import Provider
 from blockc.ir import Array, Sides
-from blockc.runtime.cache import Cache, Kept
-from blockc.runtime.opening import Opened, SessionError, opened
-from blockc.runtime.sampling import Choose, Logits, Sampler, Top, greedy
-from blockc.runtime.step import Step
-from blockc.weights.safetensors import widened
+from blockc.runtime.cache import HostTensor, SessionCache
+from blockc.runtime.opening import OpenModel, SessionError, open_model
+from blockc.runtime.sampling import Choose, Logits, Sampler, TopLogits, greedy
+from blockc.runtime.step import DecodeStep
+from blockc.weights.safetensors import widen
 
 ROUND = 256  # tokens by which the buffers of a captured step are made longer, so that few lengths are captured
 
@@ -41,21 +41,21 @@ class Session:
 
         `capture` runs decode steps as a CUDA graph. All calls must then come from one thread.
         """
-        self._start(opened(Path(folder), provider, threads, prepack, capture))
+        self._start(open_model(Path(folder), provider, threads, prepack, capture))
 
     @classmethod
-    def of(cls, model: Opened) -> Session:
+    def of(cls, model: OpenModel) -> Session:
         """A session of a model that is open."""
         made = cls.__new__(cls)
         made._start(model)
         return made
 
-    def _start(self, model: Opened) -> None:
+    def _start(self, model: OpenModel) -> None:
         self.model = model
-        self.inputs = {port.name: Kept(model.type_of(port.dtype)) for port in model.contract.inputs}
-        self.outputs = {port.name: Kept(model.type_of(port.dtype)) for port in model.contract.outputs}
-        self.cache: Cache | None = None
-        self.step: Step | None = None
+        self.inputs = {port.name: HostTensor(model.type_of(port.dtype)) for port in model.contract.inputs}
+        self.outputs = {port.name: HostTensor(model.type_of(port.dtype)) for port in model.contract.outputs}
+        self.cache: SessionCache | None = None
+        self.step: DecodeStep | None = None
         self._graphs = 0  # captured so far
         self.reset()
 
@@ -153,10 +153,10 @@ class Session:
             outputs = self._run(cache, given, *ids.shape)
         self._lengths = before + counts
         if self.model.contract.top:
-            return Top(outputs[TOP_LOGITS][:, 0].copy(), outputs[TOP_TOKENS][:, 0].copy())
+            return TopLogits(outputs[TOP_LOGITS][:, 0].copy(), outputs[TOP_TOKENS][:, 0].copy())
         logits, every = outputs[LOGITS], self.model.contract.every
         rows = logits[np.arange(len(ids)), counts - 1] if every else logits[:, 0]
-        return widened(rows, "BF16") if rows.dtype == np.uint16 else rows.astype(np.float32)
+        return widen(rows, "BF16") if rows.dtype == np.uint16 else rows.astype(np.float32)
 
     def _begun(self, ids: Array, counts: Array, room: int) -> Array:
         """The rows' lengths before these tokens, 0 where there were none. Raises SessionError for what cannot go on."""
@@ -191,13 +191,13 @@ class Session:
                 f"tokens {otherwise}, and those of the cache are turned: reset() and read all anew in one call"
             )
 
-    def _reserved(self, rows: int, columns: int, room: int) -> Cache:
+    def _reserved(self, rows: int, columns: int, room: int) -> SessionCache:
         """The cache, long enough for so many columns, and the mask as long as it. Growing doubles it at least."""
         wanted = columns + room
         new = not len(self._lengths)
         if self.cache is None or (new and (self.cache.rows != rows or self.cache.length < wanted)):
             self._release()
-            self.cache = Cache(self.model, rows, self._rounded(wanted))
+            self.cache = SessionCache(self.model, rows, self._rounded(wanted))
         elif wanted > self.cache.length:
             self._release()
             self.cache.grow(self._rounded(max(wanted, 2 * self.cache.length)))
@@ -211,11 +211,11 @@ class Session:
         """A capture is of one length: the same is taken for many."""
         return max(length, min(-(-length // ROUND) * ROUND, self.context)) if self.model.captured else length
 
-    def _step(self, cache: Cache) -> Step:
+    def _step(self, cache: SessionCache) -> DecodeStep:
         """The decode step on these buffers; what an earlier one captured is of no use on others."""
         if self.step is None:
             self._graphs += 1
-            self.step = Step(cache, self._graphs)
+            self.step = DecodeStep(cache, self._graphs)
         return self.step
 
     def _release(self) -> None:
@@ -239,12 +239,12 @@ class Session:
             WHERE: first,
         }
 
-    def _run(self, cache: Cache, given: dict[str, Array], rows: int, new: int) -> dict[str, Array]:
+    def _run(self, cache: SessionCache, given: dict[str, Array], rows: int, new: int) -> dict[str, Array]:
         """A call whose shapes are its own. Memory for what comes out is kept, but for the logits of a whole prompt."""
         for name, each in self.inputs.items():
             each.write(given[name])
         tokens = new if self.model.contract.every else 1
-        kept = self.outputs if tokens == 1 else {name: Kept(each.element) for name, each in self.outputs.items()}
+        kept = self.outputs if tokens == 1 else {name: HostTensor(each.element) for name, each in self.outputs.items()}
         ports = self.model.contract.outputs
         made = {port.name: kept[port.name].shaped(rows, tokens, self.model.width(port)) for port in ports}
         cache.run(self.inputs, kept)

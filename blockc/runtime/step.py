@@ -10,17 +10,17 @@ from collections.abc import Mapping
 
 from blockc.graph.contract import IDS, MASK, POSITIONS, WHERE
 from blockc.ir import Array
-from blockc.runtime.cache import Cache, Kept, Placed
+from blockc.runtime.cache import DeviceTensor, HostTensor, SessionCache
 
 
-class Step:
+class DecodeStep:
     """One new token of each row, on a cache whose layers all write in place.
 
     onnxruntime runs the first call of a capture several times. That is no matter: a step reads nothing that it writes
     but the slot of its own token, and writes the same there again.
     """
 
-    def __init__(self, cache: Cache, graph: int) -> None:
+    def __init__(self, cache: SessionCache, graph: int) -> None:
         """`graph` is the number of the capture, one for each set of addresses."""
         model, rows = cache.model, cache.rows
         away = model.captured or model.provider != "cpu"  # what lies on the CPU would be copied there when it is bound
@@ -44,11 +44,11 @@ class Step:
             cache.bind(self.binding, held)
         self.options = model.options(graph)
 
-    def _tensor(self, element: int, shape: tuple[int, ...], away: bool) -> Kept | Placed:
+    def _tensor(self, element: int, shape: tuple[int, ...], away: bool) -> HostTensor | DeviceTensor:
         """`away`: in the provider's own memory, as all is that a captured graph reads and writes."""
         if away:
-            return Placed(element, shape, self.cache.model.provider)
-        kept = Kept(element)
+            return DeviceTensor(element, shape, self.cache.model.provider)
+        kept = HostTensor(element)
         kept.shaped(*shape)
         return kept
 

@@ -12,7 +12,7 @@ _MARK = "\N{REPLACEMENT CHARACTER}"  # decoders put it where bytes are no charac
 _LONGEST = 4  # bytes of a character in UTF-8
 
 
-class Stream:
+class TextStream:
     """The text behind a prompt, piece by piece: each character as soon as it is whole.
 
     The pieces and the rest together are decode(prompt + tokens) without decode(prompt) at its head. Where the prompt

@@ -32,8 +32,8 @@ def main() -> None:
     asked: dict[str, Any] = json.load(sys.stdin)
     sys.path += asked["path"]
     try:
-        bound(asked["memory"], asked["seconds"])
-        said = {"text": rendered(asked["template"], asked["given"], asked["most"])}
+        set_limits(asked["memory"], asked["seconds"])
+        said = {"text": render_template(asked["template"], asked["given"], asked["most"])}
     except MemoryError:
         said = {"error": f"it takes more than {asked['memory'] >> 20} MiB of memory"}
     except Exception as error:  # whatever may go wrong in an expression of the template
@@ -41,7 +41,7 @@ def main() -> None:
     json.dump(said, sys.stdout)
 
 
-def bound(memory: int, seconds: int) -> None:
+def set_limits(memory: int, seconds: int) -> None:
     """As far as the system has such limits."""
     with suppress(ImportError):  # Windows has none
         import resource
@@ -52,19 +52,19 @@ def bound(memory: int, seconds: int) -> None:
                 resource.setrlimit(getattr(resource, name), (limit, limit))
 
 
-def rendered(template: str, given: dict[str, Any], most: int) -> str:
+def render_template(template: str, given: dict[str, Any], most: int) -> str:
     """The text, with what templates expect: those of Hugging Face are written for it. At most so many characters."""
     from jinja2 import TemplateError
 
     text = ""
-    for part in _environment(most).from_string(template).generate(given):
+    for part in _make_environment(most).from_string(template).generate(given):
         text += part
         if len(text) > most:
             raise TemplateError(f"it writes more than {most:,} characters")
     return text
 
 
-def _environment(most: int) -> ImmutableSandboxedEnvironment:
+def _make_environment(most: int) -> ImmutableSandboxedEnvironment:
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.filters import do_format
@@ -90,16 +90,16 @@ def _environment(most: int) -> ImmutableSandboxedEnvironment:
         _refuse_format("format", _PERCENT, value, most)
         return do_format(value, *args, **kwargs)
 
-    made = _sandbox(most)(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    made = _make_sandbox(most)(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     known: Any = made.globals
     known |= {"raise_exception": refuse, "strftime_now": now}
     made.filters["tojson"] = _tojson
-    made.filters |= {name: _measured(name, made.filters[name], most) for name in _FILTERS}
+    made.filters |= {name: _limit_widths(name, made.filters[name], most) for name in _FILTERS}
     made.filters["format"] = formatted
     return made
 
 
-def _sandbox(most: int) -> type[ImmutableSandboxedEnvironment]:
+def _make_sandbox(most: int) -> type[ImmutableSandboxedEnvironment]:
     """Nothing is changed, no attribute read that begins with an underscore, and no text made of a length by number."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -131,7 +131,7 @@ def _sandbox(most: int) -> type[ImmutableSandboxedEnvironment]:
     return Sandbox
 
 
-def _measured(name: str, filter_: Callable[..., Any], most: int) -> Callable[..., Any]:
+def _limit_widths(name: str, filter_: Callable[..., Any], most: int) -> Callable[..., Any]:
     @wraps(filter_)
     def measured(*args: Any, **kwargs: Any) -> Any:
         _refuse_widths(name, (*args[1:], *kwargs.values()), most)

@@ -29,7 +29,7 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path, vocab: int | None = None) -> None:
-        self.known: Any = _tokenizer(folder / "tokenizer.json")
+        self.known: Any = _read_tokenizer(folder / "tokenizer.json")
         self.known.no_truncation()
         self.known.no_padding()
         files = {name: optional_object(folder / name) for name in FILES}
@@ -38,7 +38,7 @@ class Tokenizer:
         except SpecialError as error:
             raise SessionError(str(error)) from None
         self.special = {f"{name}_token": token for name in _SPECIAL if (token := self._token(name, files)) is not None}
-        kinds = set(_kinds(self.known.decoder))
+        kinds = set(_decoder_steps(self.known.decoder))
         self.by_byte = "ByteFallback" in kinds  # tokens such as <0xE8> are bytes; else a token is whole text,
         self.by_letter = "ByteLevel" in kinds and not self.by_byte  # or each of its letters is a byte
 
@@ -97,7 +97,7 @@ def _letters() -> Iterator[tuple[str, int]]:
 _LETTERS = dict(_letters())
 
 
-def _tokenizer(path: Path) -> Any:
+def _read_tokenizer(path: Path) -> Any:
     import tokenizers
 
     try:
@@ -115,7 +115,7 @@ def _tokenizer(path: Path) -> Any:
         raise SessionError(f"{path}: not a tokenizer: {error}") from None
 
 
-def _kinds(decoder: Any) -> Iterator[str]:
+def _decoder_steps(decoder: Any) -> Iterator[str]:
     """The steps that turn tokens into text, by name."""
     steps: list[Any] = [] if decoder is None else [json.loads(decoder.__getstate__())]
     while steps:

@@ -22,8 +22,8 @@ import numpy as np
 from blockc.basics.errors import CheckpointError, listed, shown
 from blockc.basics.jsonfile import json_object
 from blockc.ir import Array
-from blockc.weights.rules import Rule, Rules, parted
-from blockc.weights.safetensors import Stored, files_stored
+from blockc.weights.rules import Rule, Rules, split_tensor
+from blockc.weights.safetensors import StoredTensor, locate_in_files
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PAIR = re.compile(
@@ -60,11 +60,11 @@ class LowRank:
     """scale B A, as a module's weight is laid: (outputs, inputs); of an embedding (tokens, width)."""
 
     module: str
-    a: Stored
-    b: Stored
+    a: StoredTensor
+    b: StoredTensor
     scale: float
     embedding: bool
-    base: Stored | None = None  # W, where the adapter brings it along
+    base: StoredTensor | None = None  # W, where the adapter brings it along
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ class Delta:
 
     def read(self) -> Array:
         # A product has the outputs first, as parameters have them: a file that is transposed is not.
-        return parted(replace(self.rule, transpose=False), self.product.read())[self.part]
+        return split_tensor(replace(self.rule, transpose=False), self.product.read())[self.part]
 
 
 @dataclass(frozen=True)
@@ -102,45 +102,45 @@ def open_adapter(folder: Path) -> Adapter:
             other = " (pickled weights, .bin, are never opened)" if (folder / "adapter_model.bin").exists() else ""
             raise CheckpointError(f"{folder}: no {name}, so no folder of a LoRA adapter as PEFT saves it{other}")
     config = json_object(folder / CONFIG)
-    tensors, _ = files_stored([folder / TENSORS])
-    faults = [*_refused(config), *_unpaired(tensors)]
+    tensors, _ = locate_in_files([folder / TENSORS])
+    faults = [*_check_config(config), *_check_pairs(tensors)]
     if faults:
-        raise _unusable(folder, faults)
-    products, faults = _products(config, tensors)
-    if faults := [*faults, *_untouched(config, products)]:
-        raise _unusable(folder, faults)
+        raise _adapter_error(folder, faults)
+    products, faults = _read_products(config, tensors)
+    if faults := [*faults, *_check_targets(config, products)]:
+        raise _adapter_error(folder, faults)
     return Adapter(folder, tuple(products))
 
 
-def deltas(rules: Rules, adapters: Sequence[Adapter]) -> dict[str, tuple[Delta, ...]]:
+def deltas_of(rules: Rules, adapters: Sequence[Adapter]) -> dict[str, tuple[Delta, ...]]:
     """By path, what is added to a parameter. `rules` are those of the layout that the modules are named in.
 
     Raises CheckpointError naming every module that the model has not, or that has another shape there.
     """
     found: dict[str, tuple[Delta, ...]] = {}
     for adapter in adapters:
-        named = _named(rules, adapter)
+        named = _rules_by_name(rules, adapter)
         faults: list[str] = []
         for product in adapter.products:
             rule = named.get(f"{product.module}.weight")
-            if (why := _misfit(rules, product, rule)) or rule is None:
+            if (why := _describe_misfit(rules, product, rule)) or rule is None:
                 faults.append(why)
                 continue
             for part, target in enumerate(rule.targets):
                 found[target] = (*found.get(target, ()), Delta(product, rule, part))
         if faults:
-            raise _unusable(adapter.folder, faults)
+            raise _adapter_error(adapter.folder, faults)
     return found
 
 
-def _named(rules: Rules, adapter: Adapter) -> Mapping[str, Rule]:
+def _rules_by_name(rules: Rules, adapter: Adapter) -> Mapping[str, Rule]:
     """The rules under the names that the adapter uses: with the prefix that most of its modules have."""
     held = rules.patterns
     choices = [{spelled(rule.name): rule for rule in rules} for spelled in held.spellings]
     return max(choices, key=lambda names: sum(f"{product.module}.weight" in names for product in adapter.products))
 
 
-def _misfit(rules: Rules, product: LowRank, rule: Rule | None) -> str:
+def _describe_misfit(rules: Rules, product: LowRank, rule: Rule | None) -> str:
     if rule is None:
         if any(f"{product.module}.weight".endswith(name) for name in rules.patterns.tied):
             return f"{product.module} shares its matrix with the embedding, which would change too"
@@ -154,7 +154,7 @@ def _misfit(rules: Rules, product: LowRank, rule: Rule | None) -> str:
     return ""
 
 
-def _refused(config: Mapping[str, Any]) -> Iterator[str]:
+def _check_config(config: Mapping[str, Any]) -> Iterator[str]:
     if config.get("peft_type") != "LORA":
         yield f"peft_type is {shown(config.get('peft_type'))}, and LORA alone is merged"
     for key, value in config.items():
@@ -171,7 +171,7 @@ def _refused(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"init_lora_weights {shown(initial)}: it goes with other weights than the model's own"
 
 
-def _unpaired(tensors: Mapping[str, Stored]) -> Iterator[str]:
+def _check_pairs(tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
     pairs: dict[str, set[str]] = {}
     for name in tensors:
         if (parts := _PAIR.fullmatch(name)) is None:
@@ -182,9 +182,9 @@ def _unpaired(tensors: Mapping[str, Stored]) -> Iterator[str]:
         yield from (f"{shown(module)} has no lora_{side}" for side in sorted({"A", "B"} - sides))
 
 
-def _products(config: Mapping[str, Any], tensors: Mapping[str, Stored]) -> tuple[list[LowRank], list[str]]:
+def _read_products(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> tuple[list[LowRank], list[str]]:
     """(The products; what is wrong with their shapes and scales.)"""
-    sides: dict[str, dict[str, Stored]] = {}
+    sides: dict[str, dict[str, StoredTensor]] = {}
     embeddings: set[str] = set()
     for name, tensor in tensors.items():
         parts = cast(re.Match[str], _PAIR.fullmatch(name))
@@ -194,7 +194,7 @@ def _products(config: Mapping[str, Any], tensors: Mapping[str, Stored]) -> tuple
     faults: list[str] = []
     for module, pair in sides.items():
         a, b = pair["A"], pair["B"]
-        rank, alpha = _of_module(config, "r", module, 8), _of_module(config, "lora_alpha", module, 8)
+        rank, alpha = _value_for_module(config, "r", module, 8), _value_for_module(config, "lora_alpha", module, 8)
         if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == rank:
             faults.append(f"{shown(module)}: A {a.shape} and B {b.shape} are no product of rank {shown(rank)}")
         elif a.dtype.kind != "f" or b.dtype.kind != "f":
@@ -207,7 +207,7 @@ def _products(config: Mapping[str, Any], tensors: Mapping[str, Stored]) -> tuple
     return products, faults
 
 
-def _of_module(config: Mapping[str, Any], key: str, module: str, absent: int) -> Any:
+def _value_for_module(config: Mapping[str, Any], key: str, module: str, absent: int) -> Any:
     """What holds for a module: rank_pattern and alpha_pattern say it by the end of its name."""
     patterns = config.get({"r": "rank_pattern", "lora_alpha": "alpha_pattern"}[key]) or {}
     for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
@@ -218,7 +218,7 @@ def _of_module(config: Mapping[str, Any], key: str, module: str, absent: int) ->
     return config.get(key, absent)
 
 
-def _untouched(config: Mapping[str, Any], products: Sequence[LowRank]) -> Iterator[str]:
+def _check_targets(config: Mapping[str, Any], products: Sequence[LowRank]) -> Iterator[str]:
     """Modules that the configuration names and no tensor is for. A pattern instead of names says nothing of one."""
     named = config.get("target_modules")
     for name in cast(list[Any], named) if isinstance(named, list) else ():
@@ -226,5 +226,5 @@ def _untouched(config: Mapping[str, Any], products: Sequence[LowRank]) -> Iterat
             yield f"target module {shown(name)}: the adapter has no tensor for it"
 
 
-def _unusable(folder: Path, faults: Sequence[str]) -> CheckpointError:
+def _adapter_error(folder: Path, faults: Sequence[str]) -> CheckpointError:
     return CheckpointError("\n  ".join([f"{folder}: this adapter cannot be merged:", *listed(faults)]))

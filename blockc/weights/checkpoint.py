@@ -13,8 +13,8 @@ from blockc.basics.errors import CheckpointError, listed, shown
 from blockc.importing.unlike import NOTHING, Told, told, unlike
 from blockc.ir import Array, Function
 from blockc.layouts import Layout, gguf_layout
-from blockc.weights.companions import companions, with_config
-from blockc.weights.safetensors import FileFacts, Shape, files_stored, stored
+from blockc.weights.companions import read_companions, with_config
+from blockc.weights.safetensors import FileFacts, Shape, locate_in_files, locate_tensors
 
 if TYPE_CHECKING:
     from blockc.weights.gguf import Metadata
@@ -70,14 +70,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     A folder that holds no safetensors and one GGUF model is that model.
     """
     folder = path if path.is_dir() else path.parent
-    beside = companions(folder)
-    if (file := _gguf(path)) is not None:
+    beside = read_companions(folder)
+    if (file := _gguf_file(path)) is not None:
         from blockc.weights import gguf  # which other weights need not wait for
 
-        read = gguf.read(file)
+        read = gguf.read_gguf(file)
         kept = {**read.companions(), **beside}
         return Checkpoint(folder, read.tensors, (), gguf_layout(read.architecture), kept, metadata=read.metadata)
-    tensors, files = stored(path)
+    tensors, files = locate_tensors(path)
     beside, added = with_config(folder, beside)
     return Checkpoint(folder, tensors, tuple(files), None, beside, added, told(folder / "config.json"))
 
@@ -86,10 +86,10 @@ def has_weights(folder: Path) -> bool:
     """Whether weights lie in a folder that `open_checkpoint` reads, or must choose among."""
     from blockc.weights import gguf
 
-    return any(folder.glob("*.safetensors")) or bool(gguf.models(folder))
+    return any(folder.glob("*.safetensors")) or bool(gguf.find_models(folder))
 
 
-def _gguf(path: Path) -> Path | None:
+def _gguf_file(path: Path) -> Path | None:
     """The GGUF file that a path means, if it means one."""
     from blockc.weights import gguf
 
@@ -97,7 +97,7 @@ def _gguf(path: Path) -> Path | None:
         return path if gguf.is_gguf(path) else None
     if any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists():
         return None
-    found = gguf.models(path)
+    found = gguf.find_models(path)
     if len(found) > 1:
         names = listed([shown(each.name) for each in found])
         raise CheckpointError("\n  ".join([f"{path} holds several GGUF files: name the one that is meant", *names]))
@@ -107,7 +107,7 @@ def _gguf(path: Path) -> Path | None:
 def linked_checkpoint(folder: Path, names: list[str]) -> Checkpoint:
     """The files that a build has linked beside its model. Raises CheckpointError."""
     try:
-        tensors, files = files_stored(folder / name for name in names)
+        tensors, files = locate_in_files(folder / name for name in names)
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: {error.strerror or error}") from None
     return Checkpoint(folder, tensors, tuple(files))

@@ -10,15 +10,15 @@ from typing import Any
 
 from blockc.basics.errors import CheckpointError
 from blockc.basics.jsonfile import FileError, bounded, json_object, parsed, reason, written
-from blockc.weights.special import CONFIG, GENERATION, TOKENIZER, TOKENS, SpecialError, completed
+from blockc.weights.special import CONFIG, GENERATION, TOKENIZER, TOKENS, SpecialError, complete_generation
 
 COMPANIONS = ("tokenizer.json", TOKENIZER, TOKENS, GENERATION, "chat_template.jinja")
 MAX_COMPANION = 1 << 28  # bytes
 
 
-def companions(folder: Path) -> dict[str, bytes]:
+def read_companions(folder: Path) -> dict[str, bytes]:
     """By name, those that lie in the folder of a checkpoint. Raises CheckpointError."""
-    held = {name: _companion(folder, name) for name in COMPANIONS}
+    held = {name: _read_companion(folder, name) for name in COMPANIONS}
     return {name: data for name, data in held.items() if data is not None}
 
 
@@ -29,13 +29,13 @@ def with_config(folder: Path, held: dict[str, bytes]) -> tuple[dict[str, bytes],
     """
     generation = parsed(held[GENERATION], str(folder / GENERATION)) if GENERATION in held else {}
     try:
-        made, told = completed(generation, _config(folder / CONFIG), folder)
+        made, told = complete_generation(generation, _read_config(folder / CONFIG), folder)
     except SpecialError as error:
         raise CheckpointError(str(error)) from None
     return (held if made is None else {**held, GENERATION: written(made)}), told
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     try:
         return json_object(path)
     except FileNotFoundError:
@@ -44,7 +44,7 @@ def _config(path: Path) -> dict[str, Any]:
         raise CheckpointError(reason(path, error)) from None
 
 
-def _companion(folder: Path, name: str) -> bytes | None:
+def _read_companion(folder: Path, name: str) -> bytes | None:
     path = folder / name
     if path.is_symlink():
         _refuse_link_out(path)

@@ -29,10 +29,19 @@ from blockc.basics.progress import Progress, silent
 from blockc.ir import Array, Function, Param, parameters
 from blockc.ir.derive import Derivations, Join, Passed
 from blockc.layouts import Item, Layout, layout
-from blockc.weights.adapter import Adapter, Delta, deltas
+from blockc.weights.adapter import Adapter, Delta, deltas_of
 from blockc.weights.checkpoint import Checkpoint, Tensor
-from blockc.weights.rules import Matched, Rule, group_sizes, matched, misfit, parted, rules, untied
-from blockc.weights.safetensors import DTYPES, FileFacts, Shape, Stored, widened
+from blockc.weights.rules import (
+    Match,
+    Rule,
+    group_sizes,
+    match_tensors,
+    misfit_error,
+    rules,
+    split_tensor,
+    untied_fault,
+)
+from blockc.weights.safetensors import DTYPES, FileFacts, Shape, StoredTensor, widen
 
 Mode = Literal["link", "pack"]
 DATA = "model.onnx.data"
@@ -55,7 +64,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Source:
+class ParameterSource:
     """A parameter as a part of a tensor of the checkpoint, and what adapters add to it."""
 
     name: str
@@ -65,15 +74,15 @@ class Source:
     added: tuple[Delta, ...] = ()
 
     @property
-    def linkable(self) -> Stored | None:
-        return self.tensor if self.rule.plain and not self.added and isinstance(self.tensor, Stored) else None
+    def linkable(self) -> StoredTensor | None:
+        return self.tensor if self.rule.plain and not self.added and isinstance(self.tensor, StoredTensor) else None
 
     def pieces(self) -> Iterator[Array]:
         """The parameter's numbers in their order."""
         if self.rule.plain and not self.added:
             yield from self.tensor.chunks()
         else:
-            own = parted(self.rule, self.tensor.read())[self.part]
+            own = split_tensor(self.rule, self.tensor.read())[self.part]
             yield sum((delta.read() for delta in self.added), own.astype(np.float32) if self.added else own)
 
     def read(self) -> Array:
@@ -81,11 +90,11 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WeightPlan:
     """Where every parameter comes from, by path, in the order of the function; `made` is the graph that has them."""
 
     params: Mapping[str, Param]  # the model's own
-    sources: Mapping[str, Source]
+    sources: Mapping[str, ParameterSource]
     checkpoint: Checkpoint
     mode: Mode
     dtype: Dtype
@@ -94,22 +103,26 @@ class Plan:
     copied: frozenset[str] = frozenset()  # what is packed although it could be linked
 
     @cached_property
-    def linked(self) -> Mapping[str, Stored]:
+    def linked(self) -> Mapping[str, StoredTensor]:
         if self.mode == "pack":
             return {}
-        apart = {*self.copied, *_unread(self.made), *(part for parts in _laid(self.made).values() for part in parts)}
+        apart = {
+            *self.copied,
+            *_find_unread(self.made),
+            *(part for parts in _parts_of_joins(self.made).values() for part in parts),
+        }
         sources = {path: source.linkable for path, source in self.sources.items() if path not in apart}
         return {path: stored for path, stored in sources.items() if stored is not None}
 
     @cached_property
     def packed(self) -> Mapping[str, Reference]:
         packed = {path: param for path, param in self.params.items() if path not in self.linked}
-        return packed_references(packed, self.dtype, self.made)
+        return place_packed(packed, self.dtype, self.made)
 
     @property
     def references(self) -> dict[str, Reference]:
         into = {path: Reference(s.path.name, s.offset, s.length, s.word, s.shape) for path, s in self.linked.items()}
-        return into | dict(self.packed) | joined_references(self.packed, self.made)
+        return into | dict(self.packed) | place_joined(self.packed, self.made)
 
     @property
     def links(self) -> tuple[FileFacts, ...]:
@@ -117,12 +130,12 @@ class Plan:
         return self.checkpoint.files if self.mode == "link" else ()
 
 
-def packed_references(params: Mapping[str, Param], dtype: Dtype, made: Passed) -> dict[str, Reference]:
+def place_packed(params: Mapping[str, Param], dtype: Dtype, made: Passed) -> dict[str, Reference]:
     """One after another in the data file, each from a page's start; the parts of a joined one close together.
 
     `params` are those of the model's own that are packed, as far as anyone reads them; what is computed comes behind.
     """
-    held, laid, unread = parameters(made.function), _laid(made), _unread(made)
+    held, laid, unread = parameters(made.function), _parts_of_joins(made), _find_unread(made)
     leads = {parts[0]: parts for parts in laid.values()}
     inner = {path for parts in laid.values() for path in parts[1:]}
     left_out = {*inner, *unread, *made.derived}
@@ -140,17 +153,17 @@ def packed_references(params: Mapping[str, Param], dtype: Dtype, made: Passed) -
     return placed
 
 
-def joined_references(placed: Mapping[str, Reference], made: Passed) -> dict[str, Reference]:
+def place_joined(placed: Mapping[str, Reference], made: Passed) -> dict[str, Reference]:
     """Each joined parameter as the bytes of its parts, which follow one another."""
     into: dict[str, Reference] = {}
-    for path, parts in _laid(made).items():
+    for path, parts in _parts_of_joins(made).items():
         first, rows = placed[parts[0]], sum(placed[part].shape[0] for part in parts)
         length = sum(placed[part].length for part in parts)
         into[path] = Reference(first.location, first.offset, length, first.word, (rows, *first.shape[1:]))
     return into
 
 
-def _laid(made: Passed) -> dict[str, tuple[str, ...]]:
+def _parts_of_joins(made: Passed) -> dict[str, tuple[str, ...]]:
     """The parts of each joined parameter, of which none is laid beside others already.
 
     Each part lies there as itself, so none may bear the name of what is derived: that one is computed.
@@ -166,16 +179,16 @@ def _laid(made: Passed) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _unread(made: Passed) -> set[str]:
+def _find_unread(made: Passed) -> set[str]:
     """The model's own parameters that are read for what is computed of them alone."""
-    laid = _laid(made)
+    laid = _parts_of_joins(made)
     computed: Derivations = {path: each for path, each in made.derived.items() if path not in laid}
     kept = {path for path in parameters(made.function) if path not in made.derived}
     kept.update(part for parts in laid.values() for part in parts)
     return {leaf for each in computed.values() for leaf in each.leaves if leaf not in kept}
 
 
-def plan(
+def plan_weights(
     function: Function,
     checkpoint: Checkpoint,
     family: str | None,
@@ -183,7 +196,7 @@ def plan(
     dtype: Dtype,
     context: int | None = None,
     adapters: Sequence[Adapter] = (),
-) -> Plan:
+) -> WeightPlan:
     """Names, shapes, ties, and what the checkpoint says of itself, compared before anything is written.
 
     Raises CheckpointError listing all that is wrong. `context` is the spec's: no longer than the checkpoint's.
@@ -193,43 +206,43 @@ def plan(
     are weights most of which are of another float type: a cast at load holds them twice, and takes its time each time.
     What an adapter changes is packed in any case.
     """
-    chosen = checkpoint.layout or (layout(family) if family else _own(function))
-    match = matched(rules(chosen, function, group_sizes(function)), checkpoint.tensors)
+    chosen = checkpoint.layout or (layout(family) if family else _own_layout(function))
+    match = match_tensors(rules(chosen, function, group_sizes(function)), checkpoint.tensors)
     found = {
-        target: Source(name, checkpoint.tensors[name], rule, part)
+        target: ParameterSource(name, checkpoint.tensors[name], rule, part)
         for name, rule in match.named.items()
         if name in checkpoint.tensors and checkpoint.tensors[name].shape == rule.shape
         for part, target in enumerate(rule.targets)
     }
-    tied, unlike = _compared(match, checkpoint, found)
+    tied, unlike = _compare_ties(match, checkpoint, found)
     if faults := [*checkpoint.unlike(function, context), *match.faults, *unlike]:
-        raise misfit(faults)
-    added = _added(function, family, adapters)
+        raise misfit_error(faults)
+    added = _deltas_by_path(function, family, adapters)
     params = parameters(function)
-    sources = {path: _adapted(found[path], added.get(path, ())) for path in params}
-    notes = [*checkpoint.notes, *_without(match.dropped, checkpoint)]
+    sources = {path: _add_deltas(found[path], added.get(path, ())) for path in params}
+    notes = [*checkpoint.notes, *_note_dropped(match.dropped, checkpoint)]
     notes += [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
     if mode != "pack" and not checkpoint.files:
         mode, notes = "pack", [*notes, "encoded weights cannot be linked: packed"]
-    if mode is None and (stranger := _stranger(sources.values(), dtype)):
+    if mode is None and (stranger := _find_foreign_type(sources.values(), dtype)):
         mode, notes = "pack", [*notes, f"the checkpoint is in {stranger}, and the model computes in {dtype}: packed"]
-    return Plan(params, sources, checkpoint, mode or "link", dtype, Passed(function), tuple(notes))
+    return WeightPlan(params, sources, checkpoint, mode or "link", dtype, Passed(function), tuple(notes))
 
 
-def _without(dropped: Mapping[str, str], checkpoint: Checkpoint) -> list[str]:
+def _note_dropped(dropped: Mapping[str, str], checkpoint: Checkpoint) -> list[str]:
     """A line for what of a larger model is not its language model."""
     if not dropped:
         return []
     towers = " and ".join(dict.fromkeys(dropped.values()))
-    size = sum(_size(checkpoint.tensors[name]) for name in dropped)
+    size = sum(_size_of(checkpoint.tensors[name]) for name in dropped)
     return [f"the language model is taken: left out are {len(dropped)} tensors of {towers}, {size:,} bytes"]
 
 
-def _size(tensor: Tensor) -> int:
-    return tensor.length if isinstance(tensor, Stored) else math.prod(tensor.shape) * tensor.dtype.itemsize
+def _size_of(tensor: Tensor) -> int:
+    return tensor.length if isinstance(tensor, StoredTensor) else math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
-def _stranger(sources: Iterable[Source], dtype: Dtype) -> str:
+def _find_foreign_type(sources: Iterable[ParameterSource], dtype: Dtype) -> str:
     """The float type of most bytes that can be linked, where it is not the model's; else nothing."""
     sizes: Counter[str] = Counter()
     for source in sources:
@@ -240,28 +253,30 @@ def _stranger(sources: Iterable[Source], dtype: Dtype) -> str:
     return "" if most == own else most.lower()
 
 
-def _added(function: Function, family: str | None, adapters: Sequence[Adapter]) -> dict[str, tuple[Delta, ...]]:
+def _deltas_by_path(
+    function: Function, family: str | None, adapters: Sequence[Adapter]
+) -> dict[str, tuple[Delta, ...]]:
     if not adapters:
         return {}
     if family is None:
         raise CheckpointError("an adapter names modules of transformers, and the spec names no checkpoint layout")
-    return deltas(rules(layout(family), function, group_sizes(function)), adapters)
+    return deltas_of(rules(layout(family), function, group_sizes(function)), adapters)
 
 
-def _adapted(source: Source, added: tuple[Delta, ...]) -> Source:
+def _add_deltas(source: ParameterSource, added: tuple[Delta, ...]) -> ParameterSource:
     """With what adapters add, to the matrix that the last of them brings along if any does."""
     brought = next((delta for delta in reversed(added) if delta.product.base is not None), None)
     if brought is not None and brought.product.base is not None:
-        source = Source(source.name, brought.product.base, brought.rule, brought.part)
+        source = ParameterSource(source.name, brought.product.base, brought.rule, brought.part)
     return replace(source, added=added)
 
 
-def _own(function: Function) -> Layout:
+def _own_layout(function: Function) -> Layout:
     return Layout("own", tuple(Item(path, (path,)) for path in parameters(function)), {}, {}, ())
 
 
-def _compared(
-    match: Matched, checkpoint: Checkpoint, found: Mapping[str, Source]
+def _compare_ties(
+    match: Match, checkpoint: Checkpoint, found: Mapping[str, ParameterSource]
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """(Tied tensors that are equal; a fault for each that differs from its tie.)"""
     equal: list[tuple[str, str]] = []
@@ -269,19 +284,19 @@ def _compared(
     for name, target in match.tied.items():
         if target in found:
             tensor, source = checkpoint.tensors[name], found[target]
-            same = tensor.shape == source.rule.shapes[source.part] and _same(tensor, source)
+            same = tensor.shape == source.rule.shapes[source.part] and _holds_same(tensor, source)
             equal.extend([(name, target)] if same else [])
-            unlike.extend([] if same else [untied(name, target)])
+            unlike.extend([] if same else [untied_fault(name, target)])
     return equal, unlike
 
 
-def _same(tensor: Tensor, source: Source) -> bool:
+def _holds_same(tensor: Tensor, source: ParameterSource) -> bool:
     if not source.rule.plain:
         return np.array_equal(tensor.read(), next(source.pieces()))
     return all(np.array_equal(a, b) for a, b in zip(tensor.chunks(), source.pieces(), strict=True))
 
 
-def link(plan: Plan, folder: Path) -> None:
+def link_files(plan: WeightPlan, folder: Path) -> None:
     """Hard links of the checkpoint's files, symlinks resolved. Raises OSError where the folder cannot have them."""
     for facts in plan.links:
         made = folder / facts.path.name
@@ -296,14 +311,16 @@ def cannot_link(error: OSError) -> bool:
 
 
 @dataclass(frozen=True)
-class Written:
+class DataFile:
     """What is known of the data file without reading it again."""
 
     size: int
     sha256: str
 
 
-def write(plan: Plan, path: Path, digests: dict[str, str] | None = None, progress: Progress = silent) -> Written | None:
+def write_data(
+    plan: WeightPlan, path: Path, digests: dict[str, str] | None = None, progress: Progress = silent
+) -> DataFile | None:
     """Reads every parameter once: what is packed goes to the data file at `path`, None where nothing is.
 
     Never more than one tensor and its parts, or what it is computed from, is in memory, of plain ones a few pieces.
@@ -312,12 +329,12 @@ def write(plan: Plan, path: Path, digests: dict[str, str] | None = None, progres
     """
     bad: dict[str, str] = {}
     with ThreadPoolExecutor(READERS) as readers:
-        looked = readers.map(partial(_looked_at, digest=digests is not None), plan.linked.values())
+        looked = readers.map(partial(_inspect, digest=digests is not None), plan.linked.values())
         for count, (param, (peak, digest)) in enumerate(zip(plan.linked, looked, strict=True)):
             progress("reading weights", count, len(plan.linked))
             name, dtype = plan.sources[param].name, plan.params[param].dtype
             if dtype not in INTEGERS:
-                _check(name, peak, float_of(dtype, plan.dtype), bad)
+                _check_range(name, peak, float_of(dtype, plan.dtype), bad)
             if digests is not None:
                 digests[name] = digest
     written = _write_packed(plan, path, bad, progress) if plan.packed else None
@@ -326,53 +343,53 @@ def write(plan: Plan, path: Path, digests: dict[str, str] | None = None, progres
     return written
 
 
-def _looked_at(stored: Stored, digest: bool) -> tuple[float, str]:
+def _inspect(stored: StoredTensor, digest: bool) -> tuple[float, str]:
     """(The largest magnitude; the sha256 of the bytes where it is asked for.)"""
     peak, sha256 = 0, hashlib.sha256()
     for part in stored.passing():
-        peak = max(peak, _magnitude(part))
+        peak = max(peak, _largest_bits(part))
         if digest:
             sha256.update(part.data)
     bits = np.array([peak], f"u{np.dtype(DTYPES[stored.word]).itemsize}")
-    return float(widened(bits.view(DTYPES[stored.word]), stored.word)[0]), sha256.hexdigest()
+    return float(widen(bits.view(DTYPES[stored.word]), stored.word)[0]), sha256.hexdigest()
 
 
-def _write_packed(plan: Plan, path: Path, bad: dict[str, str], progress: Progress) -> Written:
+def _write_packed(plan: WeightPlan, path: Path, bad: dict[str, str], progress: Progress) -> DataFile:
     with path.open("wb", buffering=0) as file, _Ahead(file) as data:
         whole = max(reference.offset + reference.length for reference in plan.packed.values())
         for param, reference in plan.packed.items():
             data.put(bytes(reference.offset - data.end))
             if param in plan.made.derived:
                 name, dtype = param, parameters(plan.made.function)[param].dtype
-                pieces = iter([plan.made.derived[param].of(partial(_read, plan.sources, bad=bad))])
+                pieces = iter([plan.made.derived[param].of(partial(_read_source, plan.sources, bad=bad))])
             else:
                 name, dtype = plan.sources[param].name, plan.params[param].dtype
-                pieces = _pieces(plan.sources[param], plan.dtype)
+                pieces = _read_pieces(plan.sources[param], plan.dtype)
             for piece in pieces:
                 if dtype not in INTEGERS:
-                    _check(name, largest(piece), float_of(dtype, plan.dtype), bad)
-                data.put(_stored(piece, dtype, plan.dtype).reshape(-1).view(np.uint8).data)
+                    _check_range(name, largest(piece), float_of(dtype, plan.dtype), bad)
+                data.put(_convert(piece, dtype, plan.dtype).reshape(-1).view(np.uint8).data)
                 progress("packing weights", data.end, whole)
-    return Written(data.end, data.digest.hexdigest())
+    return DataFile(data.end, data.digest.hexdigest())
 
 
-def _read(sources: Mapping[str, Source], path: str, bad: dict[str, str]) -> Array:
+def _read_source(sources: Mapping[str, ParameterSource], path: str, bad: dict[str, str]) -> Array:
     """What something is computed from, in whatever float type it comes."""
     source = sources[path]
     whole = source.read()
     if source.rule.dtype not in INTEGERS:
-        _check(source.name, largest(whole), "fp32", bad)
+        _check_range(source.name, largest(whole), "fp32", bad)
     return whole
 
 
-def _stored(piece: Array, dtype: str, own: Dtype) -> Array:
+def _convert(piece: Array, dtype: str, own: Dtype) -> Array:
     """Numbers of a graph's dtype as they are stored in a model of the float type `own`."""
     if dtype in INTEGERS:
         return np.ascontiguousarray(piece, INTEGERS[dtype].numpy)
-    return narrowed(piece, float_of(dtype, own))
+    return narrow(piece, float_of(dtype, own))
 
 
-def _pieces(source: Source, dtype: Dtype) -> Iterator[Array]:
+def _read_pieces(source: ParameterSource, dtype: Dtype) -> Iterator[Array]:
     """What is written as it lies is read into memory that is used again, once `_Ahead` has done with it."""
     stored, own = source.linkable, FLOATS[dtype]
     if stored is not None and stored.word == own.safetensors and not own.as_bits:
@@ -418,7 +435,7 @@ class _Ahead:
             done += self.file.write(view[done:])
 
 
-def _check(name: str, peak: float, dtype: Dtype, bad: dict[str, str]) -> None:
+def _check_range(name: str, peak: float, dtype: Dtype, bad: dict[str, str]) -> None:
     if not math.isfinite(peak):
         bad[name] = f"not finite: {name} holds NaN or Inf"
     elif peak > FLOATS[dtype].largest:
@@ -428,10 +445,10 @@ def _check(name: str, peak: float, dtype: Dtype, bad: dict[str, str]) -> None:
 def largest(piece: Array) -> float:
     """The largest magnitude; NaN where there is one."""
     flat = np.ascontiguousarray(piece).reshape(-1)
-    return float(np.array([_magnitude(flat)], f"u{piece.itemsize}").view(piece.dtype)[0])
+    return float(np.array([_largest_bits(flat)], f"u{piece.itemsize}").view(piece.dtype)[0])
 
 
-def _magnitude(flat: Array) -> int:
+def _largest_bits(flat: Array) -> int:
     """The bits of the number largest in magnitude, without its sign.
 
     Magnitudes grow with the bits: Inf stands above every number, and NaN above Inf. Read as signed integers the largest
@@ -442,7 +459,7 @@ def _magnitude(flat: Array) -> int:
     return max(int(flat.view(f"i{size}").max()), int(flat.view(f"u{size}").max()) & below)
 
 
-def narrowed(piece: Array, dtype: Dtype) -> Array:
+def narrow(piece: Array, dtype: Dtype) -> Array:
     """In the float type, rounded to the nearest and to even; bf16 as its bits. What does not fit becomes Inf."""
     with np.errstate(over="ignore"):
         if dtype != "bf16":

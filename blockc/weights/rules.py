@@ -131,8 +131,8 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
     first is looked at for all.
     """
     params = parameters(function)
-    alike = _alike_layers(function)
-    neighbours = _turns_neighbours(function)
+    alike = _group_layers(function)
+    neighbours = _rope_pairings(function)
     held: list[Pattern] = []
     faults: list[str] = []
     for item in layout.items:
@@ -147,15 +147,15 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
         if spots:
             permuted_by = item.permute_rope if neighbours != {True} else None
             unit = item if permuted_by is None else replace(item, groups=permuted_by)
-            groups, misfit = _groups(unit, spots, params, sizes)
+            groups, misfit = _count_groups(unit, spots, params, sizes)
             if permuted_by is not None and len(neighbours) > 1:
                 misfit.append(f"{item.name} is permuted for one pairing of rope, and there are two here")
-            plus, unlike = _plus(item, spots, params)
+            plus, unlike = _find_offset(item, spots, params)
             where = tuple(sorted(i for spot in spots for i in alike[spot])) if "{i}" in item.name else ()
             faults.extend([*misfit, *unlike])
             joined, permuted = (groups, 0) if permuted_by is None else (1, groups)
             held.append(Pattern(item.name, item.targets, joined, item.axis, item.transpose, where, permuted, plus))
-    names, covered = _counted(held)
+    names, covered = _count_names(held)
     twice = [name for counted in (names, covered) for name, n in counted.items() if n > 1]
     faults.extend(f"two lines of the layout hold for {name}" for name in twice)
     faults.extend(f"no tensor of the layout gives {path}" for path in params if path not in covered)
@@ -166,7 +166,7 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
     return Patterns(tuple(held), tied, layout.ignored, layout.prefixes)
 
 
-def _alike_layers(function: Function) -> dict[int, list[int]]:
+def _group_layers(function: Function) -> dict[int, list[int]]:
     """The layers that are one function, under the first of them."""
     found: dict[Function, list[int]] = {}
     for i, call in enumerate(layers(function)):
@@ -174,27 +174,27 @@ def _alike_layers(function: Function) -> dict[int, list[int]]:
     return {alike[0]: alike for alike in found.values()}
 
 
-def _plus(item: Item, spots: list[int], params: Mapping[str, Param]) -> tuple[float, list[str]]:
+def _find_offset(item: Item, spots: list[int], params: Mapping[str, Param]) -> tuple[float, list[str]]:
     """(What the file has added to a gain: its norm's offset; why that is no one number.)"""
     offsets = {1.0 - params[item.targets[0].format(i=i)].neutral for i in spots} if item.plus_offset else {0.0}
     many = [f"{item.name} has the norm's offset added, and there are several here"] if len(offsets) > 1 else []
     return max(offsets), many
 
 
-def _turns_neighbours(function: Function) -> set[bool]:
+def _rope_pairings(function: Function) -> set[bool]:
     """Of each rotation: where rope turns neighbours, rows that a file has interleaved stay as they are."""
     ops = (n.op for inner in functions(function) for n in inner.nodes)
     return {isinstance(op, RotaryInterleaved) for op in ops if isinstance(op, Rotary)}
 
 
-def _counted(held: Iterable[Pattern]) -> tuple[Counter[str], Counter[str]]:
+def _count_names(held: Iterable[Pattern]) -> tuple[Counter[str], Counter[str]]:
     """How often each name of the file, and each parameter, is spoken for."""
     spots = [(pattern, i) for pattern in held for i in pattern.layers or (0,)]
     names = Counter(pattern.name.format(i=i) for pattern, i in spots)
     return names, Counter(target.format(i=i) for pattern, i in spots for target in pattern.targets)
 
 
-def _groups(
+def _count_groups(
     item: Item, spots: list[int], params: Mapping[str, Param], sizes: Mapping[str, int]
 ) -> tuple[int, list[str]]:
     """(The number of groups; why the parameters do not divide into them.)"""
@@ -232,29 +232,29 @@ def rules(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Rules
 def pack(rules: Rules, params: Mapping[str, Array]) -> dict[str, Array]:
     """Parameters by path to the file's tensors by name: the inverse of `unpack`."""
     wanted = {to: (shape, rule.dtype) for rule in rules for to, shape in zip(rule.targets, rule.shapes, strict=True)}
-    if faults := [*_misfits(wanted, params), *_extra(name for name in params if name not in wanted)]:
+    if faults := [*_find_misfits(wanted, params), *_extra_faults(name for name in params if name not in wanted)]:
         raise CheckpointError("\n  ".join(["the parameters do not fit the layout:", *listed(faults)]))
-    return {rule.name: _joined(rule, [params[target] for target in rule.targets]) for rule in rules}
+    return {rule.name: _join(rule, [params[target] for target in rule.targets]) for rule in rules}
 
 
-def _joined(rule: Rule, parts: list[Array]) -> Array:
+def _join(rule: Rule, parts: list[Array]) -> Array:
     whole = parts[0]
     if len(parts) > 1:
-        grouped = [_grouped(part, rule) for part in parts]
+        grouped = [_group(part, rule) for part in parts]
         whole = np.concatenate(grouped, axis=rule.axis + 1).reshape(rule.joined)
     if rule.permuted:
-        whole = _exchanged(whole, rule.permuted, 2)
+        whole = _interleave(whole, rule.permuted, 2)
     if rule.plus:
         whole = whole + np.asarray(rule.plus, whole.dtype)
     return np.swapaxes(whole, -1, -2) if rule.turned else whole
 
 
-def _exchanged(array: Array, heads: int, inner: int) -> Array:
+def _interleave(array: Array, heads: int, inner: int) -> Array:
     """Rows of each head, seen as [inner, n / inner] and turned: 2 interleaves halves, half a head undoes it."""
     return array.reshape(heads, inner, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
-def _grouped(array: Array, rule: Rule) -> Array:
+def _group(array: Array, rule: Rule) -> Array:
     shape = array.shape
     return array.reshape(*shape[: rule.axis], rule.groups, -1, *shape[rule.axis + 1 :])
 
@@ -264,17 +264,17 @@ def unpack(rules: Rules, tensors: Mapping[str, Array]) -> dict[str, Array]:
 
     Raises CheckpointError listing all that is missing, extra, of another shape, or unlike what it is tied to.
     """
-    match = matched(rules, tensors)
+    match = match_tensors(rules, tensors)
     faults = list(match.faults)
     params: dict[str, Array] = {}
     for name, rule in match.named.items():
         if name in tensors and tensors[name].shape == rule.shape:
-            params.update(zip(rule.targets, parted(rule, tensors[name]), strict=True))
+            params.update(zip(rule.targets, split_tensor(rule, tensors[name]), strict=True))
     for name, target in match.tied.items():
         if target in params and not np.array_equal(tensors[name], params[target]):
-            faults.append(untied(name, target))
+            faults.append(untied_fault(name, target))
     if faults:
-        raise misfit(faults)
+        raise misfit_error(faults)
     return params
 
 
@@ -289,7 +289,7 @@ class Shaped(Protocol):
 
 
 @dataclass(frozen=True)
-class Matched:
+class Match:
     """The rules under the names that a checkpoint has, what of it is tied to a parameter, and all that does not fit.
 
     `dropped` is what is not of the language model, by the tower that it is of.
@@ -301,23 +301,21 @@ class Matched:
     dropped: Mapping[str, str]
 
 
-def matched(rules: Rules, tensors: Mapping[str, Shaped]) -> Matched:
+def match_tensors(rules: Rules, tensors: Mapping[str, Shaped]) -> Match:
     """Names, shapes and types alone: nothing is read."""
     held = rules.patterns
     spelled = max(held.spellings, key=lambda spelled: sum(spelled(rule.name) in tensors for rule in rules))
     tied = {spelled(name): target for name, target in held.tied.items()}
-    named = _under_tied_names({spelled(rule.name): rule for rule in rules}, tied, tensors)
+    named = _rename_tied({spelled(rule.name): rule for rule in rules}, tied, tensors)
     wanted = {name: (rule.shape, rule.dtype) for name, rule in named.items()}
-    left = list(_left(tensors, {*named, *tied}, held, spelled))
+    left = list(_find_unmatched(tensors, {*named, *tied}, held, spelled))
     dropped = wrapper().dropped(left) if spelled.wrapped else {}
-    faults = [*_misfits(wanted, tensors), *_extra(name for name in left if name not in dropped)]
+    faults = [*_find_misfits(wanted, tensors), *_extra_faults(name for name in left if name not in dropped)]
     ties = {name: target for name, target in tied.items() if name in tensors and name not in named}
-    return Matched(named, ties, tuple(faults), dropped)
+    return Match(named, ties, tuple(faults), dropped)
 
 
-def _under_tied_names(
-    named: Mapping[str, Rule], tied: Mapping[str, str], tensors: Mapping[str, Shaped]
-) -> dict[str, Rule]:
+def _rename_tied(named: Mapping[str, Rule], tied: Mapping[str, str], tensors: Mapping[str, Shaped]) -> dict[str, Rule]:
     """Where a file has of two tied tensors only the other one, that is the parameter's."""
     alone = {target: name for name, target in tied.items() if name in tensors}
     return {
@@ -326,11 +324,11 @@ def _under_tied_names(
     }
 
 
-def untied(name: str, target: str) -> str:
+def untied_fault(name: str, target: str) -> str:
     return f"untied: {name} differs from {target}, which it is tied to"
 
 
-def misfit(faults: Iterable[str]) -> CheckpointError:
+def misfit_error(faults: Iterable[str]) -> CheckpointError:
     """Of each kind of fault the first, so that no message grows with a checkpoint."""
     kinds: dict[str, list[str]] = {}
     for fault in faults:
@@ -339,28 +337,28 @@ def misfit(faults: Iterable[str]) -> CheckpointError:
     return CheckpointError("\n  ".join(["the checkpoint does not fit the spec:", *lines]))
 
 
-def parted(rule: Rule, array: Array) -> list[Array]:
+def split_tensor(rule: Rule, array: Array) -> list[Array]:
     """The parameters that a tensor of the file holds."""
     whole = np.swapaxes(array, -1, -2) if rule.turned else array
     if rule.permuted:
-        return [_exchanged(whole, rule.permuted, rule.joined[0] // rule.permuted // 2)]
+        return [_interleave(whole, rule.permuted, rule.joined[0] // rule.permuted // 2)]
     if rule.plus:
         return [whole - np.asarray(rule.plus, whole.dtype)]
     if len(rule.targets) == 1:
         return [whole]
     ends = np.cumsum([shape[rule.axis] // rule.groups for shape in rule.shapes])
-    parts = np.split(_grouped(whole, rule), ends[:-1], axis=rule.axis + 1)
+    parts = np.split(_group(whole, rule), ends[:-1], axis=rule.axis + 1)
     return [part.reshape(shape) for part, shape in zip(parts, rule.shapes, strict=True)]
 
 
-def _left(tensors: Iterable[str], known: set[str], held: Patterns, spelling: Spelling) -> Iterator[str]:
+def _find_unmatched(tensors: Iterable[str], known: set[str], held: Patterns, spelling: Spelling) -> Iterator[str]:
     """What no rule, tie or reason to ignore speaks of."""
     spelled = (re.escape(spelling(name)).replace(r"\{i\}", "[0-9]+") for name in held.ignored)
     ignored = re.compile("|".join(spelled) or "(?!)")
     return (name for name in tensors if name not in known and not ignored.fullmatch(name))
 
 
-def _misfits(wanted: Mapping[str, tuple[Shape, str]], got: Mapping[str, Shaped]) -> Iterator[str]:
+def _find_misfits(wanted: Mapping[str, tuple[Shape, str]], got: Mapping[str, Shaped]) -> Iterator[str]:
     """Floats of any type are cast; integers are what they are."""
     for name, (shape, dtype) in wanted.items():
         if name not in got:
@@ -374,7 +372,7 @@ def _misfits(wanted: Mapping[str, tuple[Shape, str]], got: Mapping[str, Shaped])
             yield f"misshapen: {name} holds {got[name].dtype}, expected floating-point numbers"
 
 
-def _extra(names: Iterable[str]) -> Iterator[str]:
+def _extra_faults(names: Iterable[str]) -> Iterator[str]:
     return (f"extra: {shown(name)}" for name in names)
 
 
@@ -384,10 +382,10 @@ def random_parameters(function: Function, seed: int) -> dict[str, Array]:
     The numbers are float32 ones, so that every backend reads the same, and come as float64. They depend on the path
     and the seed alone; RandomState is the generator whose stream NumPy has promised not to change.
     """
-    return {path: _random(param, zlib.crc32(path.encode()) ^ seed) for path, param in parameters(function).items()}
+    return {path: _draw(param, zlib.crc32(path.encode()) ^ seed) for path, param in parameters(function).items()}
 
 
-def _random(param: Param, seed: int) -> Array:
+def _draw(param: Param, seed: int) -> Array:
     """Of integers any that their type has."""
     generator = np.random.RandomState(seed & 0xFFFFFFFF)
     if param.dtype == "bool":

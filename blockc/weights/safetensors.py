@@ -37,7 +37,7 @@ DTYPES = {
     "I64": "<i8", "F64": "<f8",
 } | {one.safetensors: one.numpy for one in FLOATS.values()}  # fmt: skip
 _BITS = frozenset(one.safetensors for one in FLOATS.values() if one.as_bits)
-WRITTEN = {np.dtype(code): word for word, code in DTYPES.items() if word not in _BITS}
+WORDS = {np.dtype(code): word for word, code in DTYPES.items() if word not in _BITS}
 
 
 # What a file is whose first bytes are these, where weights are expected, and what to do.
@@ -63,7 +63,7 @@ class FileFacts:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor as it lies in its file: `length` bytes of the dtype `word` from `offset` on."""
 
     path: Path
@@ -99,20 +99,20 @@ class Stored:
                 memory = numbers.data.cast("B")[:left]
                 if not left:
                     return
-                if _filled(file, memory) < len(memory):
+                if _fill(file, memory) < len(memory):
                     raise CheckpointError(f"{self.path} has become shorter while it was read")
                 left -= len(memory)
                 yield numbers[: len(memory) // numbers.itemsize]
 
     def chunks(self) -> Iterator[Array]:
-        return (widened(part, self.word) for part in self.raw())
+        return (widen(part, self.word) for part in self.raw())
 
     def read(self) -> Array:
         (whole,) = self.raw(math.prod(self.shape))
-        return widened(whole, self.word).reshape(self.shape)
+        return widen(whole, self.word).reshape(self.shape)
 
 
-def _filled(file: FileIO, memory: memoryview) -> int:
+def _fill(file: FileIO, memory: memoryview) -> int:
     """Reads until the memory is full or the file ends. (The bytes.)"""
     done = 0
     while done < len(memory) and (read := file.readinto(memory[done:])):
@@ -120,7 +120,7 @@ def _filled(file: FileIO, memory: memoryview) -> int:
     return done
 
 
-def widened(flat: Array, word: str) -> Array:
+def widen(flat: Array, word: str) -> Array:
     """bf16 as float32; all else as it is."""
     if word != "BF16":
         return flat
@@ -134,30 +134,30 @@ def read_safetensors(path: Path) -> dict[str, Array]:
 
     bf16 comes as float32; all else as read-only views of the mapped file. Raises CheckpointError.
     """
-    tensors, files = stored(path)
+    tensors, files = locate_tensors(path)
     maps = {file.path: np.asarray(np.memmap(file.path, np.uint8, "r")) for file in files if file.size}
     spans = {name: maps[t.path][t.offset : t.offset + t.length].view(DTYPES[t.word]) for name, t in tensors.items()}
-    return {name: widened(spans[name], t.word).reshape(t.shape) for name, t in tensors.items()}
+    return {name: widen(spans[name], t.word).reshape(t.shape) for name, t in tensors.items()}
 
 
-def stored(path: Path) -> tuple[dict[str, Stored], list[FileFacts]]:
+def locate_tensors(path: Path) -> tuple[dict[str, StoredTensor], list[FileFacts]]:
     """Where each tensor lies, and the files: of what `read_safetensors` takes. Headers alone are read."""
     try:
         if not path.is_dir():
-            return files_stored([path])
+            return locate_in_files([path])
         if (path / "model.safetensors").is_file():
-            return files_stored([path / "model.safetensors"])
-        return _sharded(path / "model.safetensors.index.json")
+            return locate_in_files([path / "model.safetensors"])
+        return _locate_in_shards(path / "model.safetensors.index.json")
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from None
 
 
-def files_stored(paths: Iterable[Path]) -> tuple[dict[str, Stored], list[FileFacts]]:
+def locate_in_files(paths: Iterable[Path]) -> tuple[dict[str, StoredTensor], list[FileFacts]]:
     """The same of these files together; no tensor may stand in two of them."""
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     files: list[FileFacts] = []
     for path in paths:
-        facts, found = _file(path)
+        facts, found = _read_header(path)
         files.append(facts)
         if twice := tensors.keys() & found.keys():
             raise CheckpointError(f"{path}: tensor {shown(min(twice))} stands in another file too")
@@ -165,24 +165,24 @@ def files_stored(paths: Iterable[Path]) -> tuple[dict[str, Stored], list[FileFac
     return tensors, files
 
 
-def _sharded(index: Path) -> tuple[dict[str, Stored], list[FileFacts]]:
+def _locate_in_shards(index: Path) -> tuple[dict[str, StoredTensor], list[FileFacts]]:
     try:
         data = bounded(index, MAX_HEADER)
     except FileNotFoundError:
         raise CheckpointError(f"{index.parent} holds neither model.safetensors nor {index.name}") from None
     except (FileError, OSError) as error:
         raise CheckpointError(reason(index, error)) from None
-    shards = _object(_json(data, str(index)).get("weight_map"))
+    shards = _as_object(_parse_json(data, str(index)).get("weight_map"))
     if not shards:
         raise CheckpointError(f"{index}: has no weight_map, which names a .safetensors file beside it for each tensor")
     for name, file in shards.items():
         if not isinstance(file, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+\.safetensors", file):
             what = f"tensor {shown(name)} has {shown(json.dumps(file))}"
             raise CheckpointError(f"{index}: weight_map names a .safetensors file beside it for each tensor; {what}")
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     files: list[FileFacts] = []
     for shard in sorted({str(shard) for shard in shards.values()}):
-        facts, found = _file(index.parent / shard)
+        facts, found = _read_header(index.parent / shard)
         files.append(facts)
         if stray := [name for name in found if shards.get(name) != shard]:
             raise CheckpointError(f"{index}: tensor {shown(stray[0])} of {shard} is not placed there")
@@ -192,7 +192,7 @@ def _sharded(index: Path) -> tuple[dict[str, Stored], list[FileFacts]]:
     return tensors, files
 
 
-def _file(path: Path) -> tuple[FileFacts, dict[str, Stored]]:
+def _read_header(path: Path) -> tuple[FileFacts, dict[str, StoredTensor]]:
     """8 bytes of header length, a JSON header, and the tensors' bytes without holes."""
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: not a .safetensors file; pickled weights (.bin, .pt) are never opened")
@@ -204,49 +204,49 @@ def _file(path: Path) -> tuple[FileFacts, dict[str, Stored]]:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(MAX_HEADER, size - 8):
             file.seek(0)
-            if what := foreign(file.read(HEAD)):
+            if what := describe_foreign(file.read(HEAD)):
                 raise CheckpointError(f"{path}: not a safetensors file{what}")
             raise CheckpointError(f"{path}: a header of {length} bytes in a file of {size}")
         text = file.read(length)
-    header = _json(text, f"{path}: header")
+    header = _parse_json(text, f"{path}: header")
     start = 8 + length
     header.pop("__metadata__", None)
-    shapes = {name: _counts(_object(entry).get("shape")) or () for name, entry in header.items()}
+    shapes = {name: _as_counts(_as_object(entry).get("shape")) or () for name, entry in header.items()}
     if empty := [name for name, shape in shapes.items() if 0 in shape and max(shape) <= LONGEST_AXIS]:
-        raise CheckpointError(without_elements(path, empty))
-    tensors: dict[str, Stored] = {}
+        raise CheckpointError(describe_empty(path, empty))
+    tensors: dict[str, StoredTensor] = {}
     end = 0
-    for begin, stop, name, dtype, shape in sorted(_span(path, name, entry) for name, entry in header.items()):
+    for begin, stop, name, dtype, shape in sorted(_read_entry(path, name, entry) for name, entry in header.items()):
         if begin != end:
             fault = "overlaps the one before it" if begin < end else f"stands behind a hole of {begin - end} bytes"
             raise CheckpointError(f"{path}: tensor {shown(name)} {fault}")
         if stop > size - start:
             raise CheckpointError(f"{path} is truncated: tensor {shown(name)} ends at byte {stop} of {size - start}")
         end = stop
-        tensors[name] = Stored(path, start + begin, stop - begin, dtype, shape)
+        tensors[name] = StoredTensor(path, start + begin, stop - begin, dtype, shape)
     if end != size - start:
         raise CheckpointError(f"{path}: a hole of {size - start - end} bytes behind the last tensor")
     return FileFacts(path, size, status.st_mtime_ns, hashlib.sha256(text).hexdigest()), tensors
 
 
-def foreign(head: bytes) -> str:
+def describe_foreign(head: bytes) -> str:
     """ ": it is ..." of a file that is none of weights, by its first bytes; nothing where they are strange."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     what = next((what for start, what in _FOREIGN if text.startswith(start)), "")
     return f": it is {what}" if what else ""
 
 
-def without_elements(path: Path, names: Sequence[str]) -> str:
+def describe_empty(path: Path, names: Sequence[str]) -> str:
     """Of tensors of no size, which training in shards writes."""
     each = [f"empty: {shown(name)}" for name in names]
     first = f"{path}: tensors without elements, as a run in shards (ZeRO-3, FSDP) saves those that it had not gathered:"
     return "\n  ".join([first, *listed(each), "gather the parameters, and save them again"])
 
 
-def _span(path: Path, name: str, entry: object) -> tuple[int, int, str, str, Shape]:
+def _read_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, str, Shape]:
     """(begin, end, name, dtype, shape) of a header's entry, each checked: the file is anyone's."""
-    fields = _object(entry)
-    dtype, shape, offsets = fields.get("dtype"), _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
+    fields = _as_object(entry)
+    dtype, shape, offsets = fields.get("dtype"), _as_counts(fields.get("shape")), _as_counts(fields.get("data_offsets"))
     if fields.keys() != {"dtype", "shape", "data_offsets"} or shape is None or offsets is None or len(offsets) != 2:
         raise CheckpointError(f"{path}: tensor {shown(name)} is not described by dtype, shape and data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
@@ -257,7 +257,7 @@ def _span(path: Path, name: str, entry: object) -> tuple[int, int, str, str, Sha
     return *offsets, name, dtype, shape
 
 
-def _counts(value: object) -> Shape | None:
+def _as_counts(value: object) -> Shape | None:
     """A list of integers from 0 on, else None."""
     if not isinstance(value, list):
         return None
@@ -265,16 +265,16 @@ def _counts(value: object) -> Shape | None:
     return tuple(n for n in items if isinstance(n, int)) if all(type(n) is int and n >= 0 for n in items) else None
 
 
-def _object(value: object) -> dict[str, object]:
+def _as_object(value: object) -> dict[str, object]:
     return cast(dict[str, object], value) if isinstance(value, dict) else {}
 
 
-def _json(data: bytes, name: str) -> dict[str, object]:
+def _parse_json(data: bytes, name: str) -> dict[str, object]:
     """A JSON object in which no key stands twice. Raises CheckpointError, which says what else it is where it can."""
     try:
-        return _object(parsed(data, name, once=True))
+        return _as_object(parsed(data, name, once=True))
     except FileError as error:
-        what = "" if data.startswith(b"{") else foreign(data[:HEAD])
+        what = "" if data.startswith(b"{") else describe_foreign(data[:HEAD])
         raise CheckpointError(f"{error}{what}") from None
 
 
@@ -285,7 +285,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
     end = 0
     for name in order:
         array = tensors[name]
-        dtype = WRITTEN.get(array.dtype.newbyteorder("<"))
+        dtype = WORDS.get(array.dtype.newbyteorder("<"))
         if dtype is None or not array.size:
             raise CheckpointError(f"{path}: tensor {name} is {array.dtype} {array.shape}, which is not written")
         header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [end, end + array.nbytes]}

@@ -34,7 +34,7 @@ def special_ids(
     `vocab` is how many tokens the model has, where that is known; `at` is where the files lie. Raises SpecialError.
     """
     for file in (GENERATION, CONFIG):
-        if (said := _said(files.get(file, {}), f"{name}_token_id")) is not None:
+        if (said := _config_value(files.get(file, {}), f"{name}_token_id")) is not None:
             ids = said if isinstance(said, list) else [said]
             _refuse(at / file, f"{name}_token_id", ids, vocab)
             return tuple(ids)
@@ -58,20 +58,20 @@ def special_token(name: str, held: Mapping[str, Any]) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def completed(
+def complete_generation(
     generation: Mapping[str, Any], config: Mapping[str, Any], at: Path = Path()
 ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """generation_config.json with what config.json alone says, or None where that is nothing; what to tell of it.
 
     A bos or pad that is no token, as -1 is, is left out: it says that there is none. Raises SpecialError for such eos.
     """
-    vocab = _said(config, "vocab_size")
+    vocab = _config_value(config, "vocab_size")
     vocab = vocab if type(vocab) is int and vocab > 0 else None
     special_ids("eos", {GENERATION: generation, CONFIG: config}, lambda _: None, vocab, at)
     added: dict[str, Any] = {}
     left: list[str] = []
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        said = _said(config, key)
+        said = _config_value(config, key)
         if said is None or generation.get(key) is not None:
             continue
         if key == "eos_token_id" or _is_token(said, vocab):
@@ -82,7 +82,7 @@ def completed(
     return ({**generation, **added}, (told, *left)) if added else (None, tuple(left))
 
 
-def _said(held: Mapping[str, Any], key: str) -> Any:
+def _config_value(held: Mapping[str, Any], key: str) -> Any:
     """Of a config that holds a language model's within it, its own word comes first."""
     inner = held.get("text_config")
     return inner.get(key) if held.get(key) is None and isinstance(inner, dict) else held.get(key)

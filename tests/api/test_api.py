@@ -20,7 +20,7 @@ import blockc
 from blockc import api
 from blockc.basics.errors import BlockcError
 from blockc.bench.protocol import UnableError
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.ort.fuse.rewrite import Mismatch
 from tests.paths import ROOT
 
@@ -157,7 +157,7 @@ def test_what_the_commands_print_is_what_the_functions_answer(
         f"diff {NAME} gpt2 --json": lambda: api.diff(NAME, "gpt2").data(),
     }
     for words, answer in said.items():
-        assert guarded(lambda words=words: app(words.split(), standalone_mode=False)) == 0
+        assert run_guarded(lambda words=words: app(words.split(), standalone_mode=False)) == 0
         assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(answer()))
     for words, text in {
         "explain BLC012": api.explain("blc012"),
@@ -166,7 +166,7 @@ def test_what_the_commands_print_is_what_the_functions_answer(
         f"diff {NAME} gpt2": api.diff(NAME, "gpt2").text(),
     }.items():
         assert capsys.readouterr() == ("", "")
-        assert guarded(lambda words=words: app(words.split(), standalone_mode=False)) == 0
+        assert run_guarded(lambda words=words: app(words.split(), standalone_mode=False)) == 0
         assert capsys.readouterr().out == text + "\n"
 
 

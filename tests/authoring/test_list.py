@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from blockc import api
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.cli.common import SpecPath
 from blockc.importing.maps import load_map
 from blockc.ir import parameters
@@ -27,7 +27,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.chdir(tmp_path)
 
     def ran(*arguments: str) -> Ran:
-        code = guarded(lambda: app(list(arguments), standalone_mode=False))
+        code = run_guarded(lambda: app(list(arguments), standalone_mode=False))
         return code, *capsys.readouterr()
 
     return ran

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from blockc import api
-from blockc.authoring.newspec import NoDesignError, family, nearest, new_spec
-from blockc.cli import app, guarded
+from blockc.authoring.newspec import NoDesignError, find_nearest, new_spec, read_family
+from blockc.cli import app, run_guarded
 from blockc.diagnostics.examples import BASE, changed
 from blockc.language.fmt import formatted
 from blockc.language.spec import load
@@ -30,7 +30,7 @@ def tree(keys: str) -> MappingNode:
 def run(*arguments: str, cwd: Path) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with chdir(cwd), redirect_stdout(out), redirect_stderr(err):
-        code = guarded(lambda: app(["new", *arguments], standalone_mode=False))
+        code = run_guarded(lambda: app(["new", *arguments], standalone_mode=False))
     return code, out.getvalue(), err.getvalue()
 
 
@@ -39,14 +39,14 @@ def run(*arguments: str, cwd: Path) -> tuple[int, str, str]:
 
 def test_a_hundred_billion_in_the_ratios_of_gpt3() -> None:
     """12 layers of width^2 and width = 128 depth give width^3 = 128e11 / 12: 10,217, which is 80 heads of 128."""
-    sizes, count = nearest(family(spec("gpt3-175b"), "gpt3-175b"), 100e9)
+    sizes, count = find_nearest(read_family(spec("gpt3-175b"), "gpt3-175b"), 100e9)
     assert (sizes.width, sizes.depth, sizes.heads, sizes.head_dim, sizes.mlp) == (10240, 80, 80, 128, 40960)
     # By hand: a layer has 12 width^2, 13 width of biases and norms; then the tables and the last norm.
     assert count == 80 * (12 * 10240**2 + 13 * 10240) + (50257 + 2048) * 10240 + 2 * 10240
 
 
 def test_a_hundred_billion_in_the_ratios_of_llama() -> None:
-    sizes, count = nearest(family(spec("llama3-8b"), "llama3-8b"), 100e9)
+    sizes, count = find_nearest(read_family(spec("llama3-8b"), "llama3-8b"), 100e9)
     assert abs(count / 100e9 - 1) <= 0.03 and 0.9 < sizes.aspect / 128 < 1.1
     assert (sizes.head_dim, sizes.heads * 128, sizes.heads // sizes.kv_heads) == (128, sizes.width, 4)
     assert sizes.mlp * 2 == sizes.width * 7 and sizes.width % 128 == 0
@@ -61,8 +61,8 @@ BUDGETS = [100e6, 350e6, 7e9, 70e9, 500e9]
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("name", ["gpt3-175b", "llama3-8b"])
 def test_every_budget_is_met(name: str, budget: float) -> None:
-    kept = family(spec(name), name)
-    sizes, count = nearest(kept, budget)
+    kept = read_family(spec(name), name)
+    sizes, count = find_nearest(kept, budget)
     assert abs(count / budget - 1) <= 0.03
     assert sizes.heads % sizes.kv_heads == 0 and sizes.width % 64 == 0 and sizes.mlp % 64 == 0
     if budget > 1e9:  # below, tables weigh as much as layers
@@ -72,10 +72,10 @@ def test_every_budget_is_met(name: str, budget: float) -> None:
 @pytest.mark.parametrize("name", ["gpt3-175b", "llama3-8b"])
 def test_a_family_is_its_own_size(name: str) -> None:
     """The budget that a model has gives the model."""
-    kept = family(spec(name), name)
+    kept = read_family(spec(name), name)
     expect = load(ROOT / "specs" / f"{name}.yaml").top.expect
     assert expect is not None and isinstance(expect.parameters, int)
-    assert nearest(kept, expect.parameters) == (kept.sizes, expect.parameters)
+    assert find_nearest(kept, expect.parameters) == (kept.sizes, expect.parameters)
 
 
 FAMILIES = ["gemma2-9b", "phi-2", "qwen3-0.6b", "llama3.1-405b"]
@@ -104,7 +104,7 @@ def said(tree: MappingNode, path: str) -> object:
 @pytest.mark.parametrize("name", ["phi-4-mini", "gemma3-4b"])
 def test_a_scaling_that_says_no_end_leaves_the_context(name: str) -> None:
     old = spec(name)
-    assert family(old, name).data["context"] == said(old, "context")
+    assert read_family(old, name).data["context"] == said(old, "context")
 
 
 def test_a_context_beyond_the_scaling_of_rope_is_cut() -> None:
@@ -127,7 +127,7 @@ REFUSED = [
 @pytest.mark.parametrize(("keys", "message"), REFUSED)
 def test_a_family_of_no_one_shape(keys: str, message: str) -> None:
     with pytest.raises(NoDesignError, match=message):
-        family(tree(keys), "s")
+        read_family(tree(keys), "s")
 
 
 def test_a_budget_that_no_design_meets() -> None:
@@ -135,7 +135,7 @@ def test_a_budget_that_no_design_meets() -> None:
     with pytest.raises(
         NoDesignError, match=r"no design of s's ratios has 1e7 parameters within 3%; the nearest has \d"
     ):
-        nearest(family(spec("llama3-8b"), "s"), 10e6)
+        find_nearest(read_family(spec("llama3-8b"), "s"), 10e6)
 
 
 # The command line

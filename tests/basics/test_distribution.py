@@ -73,7 +73,7 @@ def test_no_message_spells_the_command_itself() -> None:
 def test_the_doctor_asks_for_the_versions_of_this_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(metadata, "requires", lambda name: asked.append(name) or ["onnx>=9"])
-    assert doctor.wanted()["onnx"] == "9" and asked == [distribution.NAME]
+    assert doctor.least_versions()["onnx"] == "9" and asked == [distribution.NAME]
 
 
 def test_pages_install_extras_that_there_are_from_a_clone_until_it_is_published() -> None:

@@ -20,14 +20,14 @@ import pytest
 from blockc import api
 from blockc.bench import candidate, machine, tables
 from blockc.bench.floors import Work
-from blockc.bench.measure import Bench, Candidate, Entry, Measure, Speed, entries, faster, floor
-from blockc.bench.opening import disk_of, opened, weights_of
-from blockc.bench.protocol import UnableError, drawn, memory
-from blockc.bench.turns import Worker, WorkerError, by_turns, cores, order, python, started
-from blockc.cli import app, guarded
+from blockc.bench.measure import Bench, BenchEntry, Candidate, Measure, Speed, faster_of, find_entries, floor_of
+from blockc.bench.opening import disk_of, open_session, weights_of
+from blockc.bench.protocol import UnableError, draw_tokens, memory
+from blockc.bench.turns import Worker, WorkerError, ask_by_turns, cores, order_of_turn, start_workers, worker_command
+from blockc.cli import app, run_guarded
 from blockc.graph.target import Target
 from blockc.language.spec import from_tree
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.runtime import Session, SessionError
 from blockc.source import parse
 from blockc.weights.rules import random_parameters
@@ -64,14 +64,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def bench(*arguments: str | Path) -> int:
-    return guarded(lambda: app(["bench", *map(str, arguments)], standalone_mode=False))
+    return run_guarded(lambda: app(["bench", *map(str, arguments)], standalone_mode=False))
 
 
 # Workers and their parent
 
 
 def test_a_worker_answers_what_the_protocol_says(folders: dict[str, Path]) -> None:
-    command = python("blockc.bench.candidate", str(folders["fused"]))
+    command = worker_command("blockc.bench.candidate", str(folders["fused"]))
     worker = Worker("fused", command, cores(1))
     with pytest.raises(WorkerError, match="^fused: nothing is loaded"):
         worker.ask("prefill", tokens=4, repeat=1)
@@ -108,7 +108,7 @@ class Counted:
 
 
 def test_one_call_more_is_made_and_is_not_counted() -> None:
-    worker, session = candidate.Candidate(Path(), "cpu", False), Counted()
+    worker, session = candidate.SessionWorker(Path(), "cpu", False), Counted()
     worker.loaded = session  # type: ignore[assignment]
     assert len(worker.prefill(6, 2)["ms"]) == 2
     assert session.asked == [("reset", 0), ("prefill", 6)] * 3
@@ -131,7 +131,7 @@ def shout():
     return {"ms": [1.0]}
 serve({"shout": shout})
 """
-    with started({"loud": script(text)}, []) as made:
+    with start_workers({"loud": script(text)}, []) as made:
         assert made["loud"].ask("shout") == {"ms": [1.0]}
 
 
@@ -146,23 +146,23 @@ def decode(**request):
     return {{"ms": [float(request["context"])] * request["steps"]}}
 serve({{"decode": decode}})
 """
-    with started({name: [*script(text), name] for name in "AB"}, []) as workers:
-        taken = by_turns(workers, 3, "decode", context=7, steps=2)
+    with start_workers({name: [*script(text), name] for name in "AB"}, []) as workers:
+        taken = ask_by_turns(workers, 3, "decode", context=7, steps=2)
     assert log.read_text().splitlines() == [f"{name} {{'context': 7, 'steps': 2}}" for name in "ABBABA"]
     assert taken == {"A": [7.0] * 6, "B": [7.0] * 6}
 
 
 def test_nobody_comes_after_the_same_one_in_all_turns() -> None:
-    turns = ["".join(order("ABC", turn)) for turn in range(6)]
-    assert turns == ["ABC", "CBA", "BCA", "ACB", "CAB", "BAC"] and not order((), 3)
-    pairs = [order("AB", turn) for turn in range(4)]
+    turns = ["".join(order_of_turn("ABC", turn)) for turn in range(6)]
+    assert turns == ["ABC", "CBA", "BCA", "ACB", "CAB", "BAC"] and not order_of_turn((), 3)
+    pairs = [order_of_turn("AB", turn) for turn in range(4)]
     assert sum(pair[0] == "A" for pair in pairs) == 2
 
 
 def test_a_worker_is_on_the_cores_that_it_was_given() -> None:
     core = cores()[-1]
     text = "import json, os\ninput()\nprint(json.dumps({'on': sorted(os.sched_getaffinity(0))}))"
-    with started({"pinned": script(text)}, [core]) as workers:
+    with start_workers({"pinned": script(text)}, [core]) as workers:
         assert workers["pinned"].ask("where") == {"on": [core]}
     assert core in os.sched_getaffinity(0) and len(set(cores())) == len(cores()) > 0
 
@@ -177,13 +177,13 @@ def test_a_worker_is_on_the_cores_that_it_was_given() -> None:
     ],
 )
 def test_a_worker_that_fails_is_named_with_its_last_words(command: list[str], why: str) -> None:
-    with pytest.raises(WorkerError, match=why), started({"X": command}, []) as workers:
+    with pytest.raises(WorkerError, match=why), start_workers({"X": command}, []) as workers:
         workers["X"].ask("load", threads=1)
 
 
 def test_tokens_are_those_of_every_candidate_and_inside_the_vocabulary() -> None:
-    assert drawn(50, 7) == drawn(50, 7) and set(drawn(200, 7)) == set(range(7))
-    assert drawn(20, 7) == drawn(50, 7)[:20]
+    assert draw_tokens(50, 7) == draw_tokens(50, 7) and set(draw_tokens(200, 7)) == set(range(7))
+    assert draw_tokens(20, 7) == draw_tokens(50, 7)[:20]
 
 
 def test_memory_that_is_a_files_is_not_private(tmp_path: Path) -> None:
@@ -205,9 +205,9 @@ def test_memory_that_is_a_files_is_not_private(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "shared"), [("portable", False), ("fused", False), ("fused", True)])
 def test_anothers_graph_computes_what_it_does_in_a_session(name: str, shared: bool, folders: dict[str, Path]) -> None:
-    ours, theirs = Session(folders[name], threads=1), opened(folders[f"{name} alone"], "cpu", 1, shared)
+    ours, theirs = Session(folders[name], threads=1), open_session(folders[f"{name} alone"], "cpu", 1, shared)
     assert theirs.model.contract.every == (name != "fused")
-    ids = drawn(11, ours.model.vocab)
+    ids = draw_tokens(11, ours.model.vocab)
     logits = [(s.prefill([ids[:7]], 4), *(s.decode([token]) for token in ids[7:])) for s in (ours, theirs)]
     assert theirs.cache is not None and theirs.cache.in_place == shared
     np.testing.assert_array_equal(logits[0], logits[1])
@@ -216,7 +216,7 @@ def test_anothers_graph_computes_what_it_does_in_a_session(name: str, shared: bo
 
 def test_a_folder_is_a_candidate_and_where_attention_allows_two(folders: dict[str, Path]) -> None:
     given = [folders[name] for name in ("portable", "fused", "portable alone", "fused alone")]
-    found = entries(given[0], given[1:])
+    found = find_entries(given[0], given[1:])
     assert [(entry.name, entry.shared, entry.work is not None) for entry in found] == [
         ("portable", False, True),
         ("fused", False, True),
@@ -226,7 +226,7 @@ def test_a_folder_is_a_candidate_and_where_attention_allows_two(folders: dict[st
     ]
     (folders["in"] / "fused").symlink_to(folders["fused"])
     alike = [folders["in"] / "fused", folders["fused"]]
-    assert [entry.name for entry in entries(alike[0], alike[1:])] == list(map(str, alike))
+    assert [entry.name for entry in find_entries(alike[0], alike[1:])] == list(map(str, alike))
 
 
 def test_weights_on_disk_are_the_model_and_what_it_points_into(folders: dict[str, Path]) -> None:
@@ -277,14 +277,14 @@ def foreign(folder: Path, **changed: Any) -> Path:
 )
 def test_a_graph_of_other_names_is_refused_and_says_which(changed: dict[str, Any], why: str, tmp_path: Path) -> None:
     with pytest.raises(SessionError, match=why):
-        opened(foreign(tmp_path, **changed), "cpu", 1, False)
+        open_session(foreign(tmp_path, **changed), "cpu", 1, False)
 
 
 # Floors
 
 
 def counted(layers: str = "") -> Compiled:
-    return compiled(from_tree(parse(SPEC + layers, "counted.yaml")))
+    return compile_spec(from_tree(parse(SPEC + layers, "counted.yaml")))
 
 
 def test_a_floor_is_what_can_be_counted_by_hand() -> None:
@@ -314,10 +314,10 @@ def test_a_prompt_costs_what_show_says_but_for_the_last_layer() -> None:
 
 def test_the_floor_is_of_the_fastest_that_the_machine_was() -> None:
     one, two = Speed(10.0, 7.0, "A"), Speed(12.0, 5.0, "B")
-    assert faster(one, two) == faster(two, one) == Speed(12.0, 7.0, "A")
+    assert faster_of(one, two) == faster_of(two, one) == Speed(12.0, 7.0, "A")
     work = Work(counted(), "fp32")
-    assert floor(work, Measure("prefill", 4), one) == work.prefill(4, 10.0, 7.0)
-    assert floor(work, Measure("decode", 4), Speed(10.0)) == work.decode(4, 10.0)
+    assert floor_of(work, Measure("prefill", 4), one) == work.prefill(4, 10.0, 7.0)
+    assert floor_of(work, Measure("decode", 4), Speed(10.0)) == work.decode(4, 10.0)
 
 
 # The machine
@@ -325,10 +325,10 @@ def test_the_floor_is_of_the_fastest_that_the_machine_was() -> None:
 
 def test_a_reading_reads_all_of_the_buffer() -> None:
     numbers = np.random.default_rng(0).integers(0, 1 << 40, 32 * 999, np.uint64)
-    loop = machine.compiled()
+    loop = machine.compile_loop()
     assert loop is not None and loop(numbers) == int(numbers.sum())
     floats = np.arange(1000.0)
-    assert machine.dot(floats.view(np.uint64)) == float((floats**2).sum())
+    assert machine.sum_by_dot(floats.view(np.uint64)) == float((floats**2).sum())
 
 
 def test_the_machine_says_how_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,8 +357,8 @@ def test_the_machine_says_how_it_was_measured(monkeypatch: pytest.MonkeyPatch) -
 def made(tmp_path: Path, others: bool = True) -> Bench:
     measures = (Measure("prefill", 4), Measure("decode", 16))
     load = {"seconds": 1.25, "memory": {"rss": 9e6, "private": 5e6, "peak": 10e6}, "weights": 7e6, "versions": {}}
-    ours = Candidate(Entry("ours", tmp_path), 8_000_000, load)
-    theirs = Candidate(Entry("theirs", tmp_path), 9_000_000, {**load, "memory": None, "weights": None})
+    ours = Candidate(BenchEntry("ours", tmp_path), 8_000_000, load)
+    theirs = Candidate(BenchEntry("theirs", tmp_path), 9_000_000, {**load, "memory": None, "weights": None})
     ours.ms = {measures[0]: [9.0, 8.0, 10.0], measures[1]: [2.0, 1.0, 4.0, 3.0]}
     theirs.ms = {measures[0]: [18.0], measures[1]: [5.0]}
     ours.floor = {measures[0]: 4.5, measures[1]: 2.0}
@@ -369,7 +369,7 @@ def made(tmp_path: Path, others: bool = True) -> Bench:
 
 
 def test_the_table_says_each_figure_and_its_ratios(tmp_path: Path) -> None:
-    assert tables.text(made(tmp_path)).split("\n") == [
+    assert tables.as_text(made(tmp_path)).split("\n") == [
         "cpu, 2 threads, pinned to 2 cores; 3 turns, medians",
         "the machine reads 20 to 30 GB/s by a compiled loop and multiplies 100 GFLOP/s in fp32 by NumPy",
         "",
@@ -390,12 +390,12 @@ def test_the_table_says_each_figure_and_its_ratios(tmp_path: Path) -> None:
         "ours    decode at 16  2.5  3.7  3.97",
         "theirs  decode at 16    5    5     5",
     ]
-    assert "theirs" not in tables.text(made(tmp_path, others=False))
+    assert "theirs" not in tables.as_text(made(tmp_path, others=False))
 
 
 def test_percentiles_lie_between_the_nearest_times() -> None:
     times = np.random.default_rng(3).gamma(9.0, 2.0, 157).tolist()
-    one = Candidate(Entry("one", Path()), 0, {}, {Measure("decode", 1): times})
+    one = Candidate(BenchEntry("one", Path()), 0, {}, {Measure("decode", 1): times})
     wanted = statistics.quantiles(times, n=100, method="inclusive")
     for p in (50, 90, 99):
         assert one.percentile(Measure("decode", 1), p) == pytest.approx(wanted[p - 1], rel=1e-12)
@@ -457,7 +457,7 @@ def without_weights(tmp_path: Path) -> Path:
 
 
 def both_ways(tmp_path: Path) -> Path:
-    model = compiled(from_tree(parse(SPEC.replace("heads: 2", "causal: false, heads: 2"), "counted.yaml")))
+    model = compile_spec(from_tree(parse(SPEC.replace("heads: 2", "causal: false, heads: 2"), "counted.yaml")))
     held = {path: array.astype(np.float32) for path, array in random_parameters(model.function, 0).items()}
     api.build(model, tmp_path / "out", proof=False, weights=save(tmp_path / "in" / "model.safetensors", held))
     return tmp_path / "out"

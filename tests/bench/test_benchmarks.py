@@ -178,7 +178,7 @@ def test_a_worker_counts_neither_the_first_prompt_nor_the_first_step(tmp_path: P
         assert loaded["weights"] == 7 and loaded["versions"] == {"fake": "1"} and loaded["memory"]["rss"] > 0
         assert len(worker.ask("prefill", tokens=3, repeat=2)["ms"]) == 2
         assert len(worker.ask("decode", context=5, steps=2)["ms"]) == 2
-        ids = protocol.drawn(5, 50)
+        ids = protocol.draw_tokens(5, 50)
         prompt = f"{ids[0]} and 2 more, room 0"
         assert worker.ask("calls")["calls"] == [
             "3 threads", "0 and 0 more, room 1", "step 0", *[prompt] * 3,

@@ -21,7 +21,7 @@ from tests.paths import ROOT
 
 
 def run(*arguments: str) -> int:
-    return cli.guarded(lambda: cli.app(["doctor", *arguments], standalone_mode=False))
+    return cli.run_guarded(lambda: cli.app(["doctor", *arguments], standalone_mode=False))
 
 
 class Fake:
@@ -121,7 +121,7 @@ def test_the_least_versions_are_those_of_the_project(monkeypatch: pytest.MonkeyP
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
     monkeypatch.setattr(doctor.metadata, "requires", lambda _: lines)
-    least = doctor.wanted()
+    least = doctor.least_versions()
     assert least["onnxruntime"] == least["onnxruntime-gpu"] == "1.28" and least["numpy"] == "1.26"
     said = [line.partition(">=")[::2] for line in lines if line.startswith("onnxruntime") and "genai" not in line]
     assert {version for _, version in said} == {least["onnxruntime"]}
@@ -135,9 +135,9 @@ def test_the_least_versions_are_those_of_the_project(monkeypatch: pytest.MonkeyP
 def test_an_onnxruntime_before_1_28_is_a_problem(
     version: str, old: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = doctor.installed
+    real = doctor.installed_version
     monkeypatch.setattr(doctor, "runtimes", list)
-    monkeypatch.setattr(doctor, "installed", lambda name: version if name == "onnxruntime" else real(name))
+    monkeypatch.setattr(doctor, "installed_version", lambda name: version if name == "onnxruntime" else real(name))
     assert run() == (3 if old else 0)
     what = f"problem: onnxruntime is {version}, and blockc is made for 1.28 and later\n"
     assert (what + "    fix: `pip install -U 'onnxruntime>=1.28'`\n" in capsys.readouterr().out) is old
@@ -147,10 +147,10 @@ def test_what_is_not_installed_is_no_problem_unless_nothing_works_without(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "runtimes", list)
-    monkeypatch.setattr(doctor, "installed", lambda name: "99" if name in doctor.CORE else None)
+    monkeypatch.setattr(doctor, "installed_version", lambda name: "99" if name in doctor.CORE else None)
     assert run() == 0
     assert "\ntorch              -             proves model.py\n" in capsys.readouterr().out
-    monkeypatch.setattr(doctor, "installed", lambda name: None if name == "onnx" else "99")
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None if name == "onnx" else "99")
     assert run() == 3
     assert "problem: onnx is missing\n    fix: `pip install 'onnx>=1.21'`\n" in capsys.readouterr().out
 
@@ -214,12 +214,12 @@ def test_a_provider_that_blockc_does_not_use_is_only_listed(
 def test_the_known_answer_in_half_precision_is_close_enough_for_its_tolerance(fake: Callable[..., None]) -> None:
     """The graph for CUDA, in fp16 on the CPU; a wrong mask or a wrong weight would change it by a sixth at least."""
     fake(CUDA)
-    found = doctor.tried(CUDA)
+    found = doctor.try_provider(CUDA)
     assert found.works and found.error is not None and found.error < doctor.TOLERANCE[CUDA] / 2
 
 
 def test_a_folder_without_hard_links_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.linking(tmp_path) == ""
+    assert doctor.why_no_links(tmp_path) == ""
     assert not list(tmp_path.iterdir())
 
     def refused(*_: object) -> None:
@@ -227,7 +227,7 @@ def test_a_folder_without_hard_links_is_said(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "link", refused)
     monkeypatch.setattr(doctor, "runtimes", list)
-    health = doctor.examined(tmp_path)
+    health = doctor.examine(tmp_path)
     assert health.hard_links == "Operation not permitted"
     assert "hard links in the working folder: not possible (Operation not permitted): --weights packs" in health.text()
     assert not health.problems and not list(tmp_path.iterdir())

@@ -18,7 +18,7 @@ import pytest
 import blockc
 from blockc import api
 from blockc.checks.formats import FORMATS, Checked, github
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.diagnostics.advice import WIDTH
 from blockc.diagnostics.code import Code
 from blockc.diagnostics.examples import BASE, changed
@@ -249,7 +249,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(*arguments: str) -> int:
-    return guarded(lambda: app(["check", *arguments], standalone_mode=False))
+    return run_guarded(lambda: app(["check", *arguments], standalone_mode=False))
 
 
 def checked_files(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:

@@ -14,7 +14,7 @@ from blockc import api
 from blockc.checks.policy import PolicyKeys, read_policy
 from blockc.diagnostics.examples import BASE, changed
 from blockc.language.spec import from_tree, resolved_text
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.report.sizes import byte_size
 from blockc.source import Finding, SpecError, parse, render
 from tests.paths import ROOT
@@ -110,7 +110,7 @@ def memory(context: int, batch: int, there: int) -> str:
 
 @pytest.mark.parametrize(("context", "batch"), [(256, 1), (128, 3)])
 def test_memory_is_what_show_counts(context: int, batch: int) -> None:
-    report = api.figures(compiled(from_tree(parse(BASE, "s.yaml"))), context=context, batch=batch)
+    report = api.figures(compile_spec(from_tree(parse(BASE, "s.yaml"))), context=context, batch=batch)
     total = report.memory.weights + report.memory.kv_cache + report.memory.activations.peak
     assert total % 2 == 0
     assert held(memory(context, batch, total // 2)) == ()

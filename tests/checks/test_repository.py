@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import jsonschema
 import pytest
 
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.diagnostics.examples import changed
 from tests.paths import ROOT
 
@@ -43,7 +43,7 @@ def mono(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def named(format_: str, capsys: pytest.CaptureFixture[str], *paths: str) -> set[str]:
     """The files that a format names."""
-    assert guarded(lambda: app(["check", *paths, "--format", format_], standalone_mode=False)) == 1
+    assert run_guarded(lambda: app(["check", *paths, "--format", format_], standalone_mode=False)) == 1
     said = capsys.readouterr().out
     if format_ == "github":
         lines = [line for line in said.splitlines() if line.startswith("::")]
@@ -124,6 +124,6 @@ def test_a_result_stays_the_same_wherever_the_command_runs(
     said: list[str] = []
     for folder, path in ((mono, "pkg/a/specs/bad.yaml"), (mono / "pkg" / "a", "specs/bad.yaml")):
         monkeypatch.chdir(folder)
-        assert guarded(lambda path=path: app(["check", path, "--format", "sarif"], standalone_mode=False)) == 1
+        assert run_guarded(lambda path=path: app(["check", path, "--format", "sarif"], standalone_mode=False)) == 1
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]

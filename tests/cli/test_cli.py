@@ -36,9 +36,8 @@ def run_without(names: tuple[str, ...], *arguments: str) -> subprocess.Completed
 
 
 def test_help_imports_nothing_heavy() -> None:
-    script = (
-        "import sys; from blockc.cli import app, guarded; guarded(lambda: app(['--help'], standalone_mode=False)); "
-    )
+    script = "import sys; from blockc.cli import app, run_guarded; "
+    script += "run_guarded(lambda: app(['--help'], standalone_mode=False)); "
     script += "print(','.join(sorted(m for m in sys.modules if m in ('numpy', 'pydantic', 'onnx', 'torch'))))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == ""

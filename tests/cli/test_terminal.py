@@ -17,7 +17,7 @@ import pytest
 import blockc
 from blockc import api
 from blockc.authoring.specfiles import write_whole
-from blockc.cli import app, guarded, terminal
+from blockc.cli import app, run_guarded, terminal
 from blockc.weights.rules import random_parameters
 from blockc.weights.safetensors import write_safetensors
 from tests.paths import ROOT
@@ -196,7 +196,8 @@ def test_a_closed_stream_is_quiet_and_no_fault(line: str, code: int) -> None:
 def test_a_stream_that_is_full_is_named_and_so_is_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert shell(f"b show {BLOCK} > /dev/full").stderr == "blockc: standard output: No space left on device\n"
     assert (
-        guarded(lambda: app(["check", BLOCK, "--format", "json", "--output", "/dev/full"], standalone_mode=False)) == 3
+        run_guarded(lambda: app(["check", BLOCK, "--format", "json", "--output", "/dev/full"], standalone_mode=False))
+        == 3
     )
     assert capsys.readouterr().err == "blockc: /dev/full: No space left on device\n"
 
@@ -259,8 +260,8 @@ def commands() -> list[str]:
 def test_every_command_takes_the_global_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(commands()) > 12
     for name in commands():
-        assert guarded(lambda name=name: app([name, "--version"], standalone_mode=False)) == 0
-        assert guarded(lambda name=name: app([name, "--help"], standalone_mode=False)) == 0
+        assert run_guarded(lambda name=name: app([name, "--version"], standalone_mode=False)) == 0
+        assert run_guarded(lambda name=name: app([name, "--help"], standalone_mode=False)) == 0
         said = capsys.readouterr().out
         assert said.startswith(f"blockc {blockc.__version__}\n") and "--debug" in said, name
 
@@ -302,7 +303,7 @@ def test_pydantic_says_nothing_on_the_command_line(arguments: Sequence[str], sai
 def test_an_option_that_the_api_refuses_is_named_as_it_is_typed(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert guarded(lambda: app([*arguments], standalone_mode=False)) == 2
+    assert run_guarded(lambda: app([*arguments], standalone_mode=False)) == 2
     assert capsys.readouterr().err.startswith(f"blockc: {said}")
 
 

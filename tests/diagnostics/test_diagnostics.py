@@ -16,7 +16,7 @@ import blockc
 from blockc import api
 from blockc.checks import checking
 from blockc.checks.policy import read_policy
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.diagnostics import CODES, GROUPS, Code
 from blockc.diagnostics.examples import BASE, changed, whole
 from blockc.diagnostics.pages import entry, listed
@@ -25,7 +25,7 @@ from blockc.importing import from_config
 from blockc.importing.maps import read_map
 from blockc.language.spec import from_tree
 from blockc.layouts import read_layout
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.source import Finding, SpecError, ignores, parse
 from tests.bad.renew import FURTHER, HERE, PAGE, frozen, of_a_file, page, said, texts
 from tests.spec_text import mark
@@ -67,7 +67,7 @@ def found_in(code: Code, example: str | bytes, folder: Path, capsys: pytest.Capt
 def run(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     (folder / "example.yaml").write_text(BASE)
     arguments = [str(folder / word) if word == "example.yaml" else word for word in shlex.split(command)[2:]]
-    guarded(lambda: app(arguments, standalone_mode=False))
+    run_guarded(lambda: app(arguments, standalone_mode=False))
     return re.findall(r"\[(BLC\d{3})\]$", capsys.readouterr().err, re.MULTILINE)
 
 
@@ -161,7 +161,7 @@ def test_the_page_is_current() -> None:
 
 
 def explained(*arguments: str) -> int:
-    return guarded(lambda: app(["explain", *arguments], standalone_mode=False))
+    return run_guarded(lambda: app(["explain", *arguments], standalone_mode=False))
 
 
 @each_code
@@ -246,7 +246,7 @@ def test_the_kernels_leave_what_is_warned_of(head_dim: int, dims: int) -> None:
     """`dims` coordinates of a head are turned, none where it is 0."""
     turned = f"rope: {{theta: 10000, pairing: half, dims: {dims}}}" if dims else "rope: none"
     text = changed(f"attention: {{heads: 4, head_dim: {head_dim}, {turned}}}\npositions: {{type: learned}}\n")
-    reasons = {left.reason for left in compiled(from_tree(parse(text, "s.yaml"))).left(Target(provider="cpu"))}
+    reasons = {left.reason for left in compile_spec(from_tree(parse(text, "s.yaml"))).left(Target(provider="cpu"))}
     sizes = {reason for reason in reasons if "no multiple of 8" in reason or "takes multiples of 16" in reason}
     assert (names(check(text)) == ["BLC401"]) == bool(sizes), sizes
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from blockc.checks.checking import check_text
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.diff import CLASSES, Change, Diff, Side, diff
 from blockc.language.spec import from_tree, load
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.source import override, parse, render
 from tests.paths import ROOT
 from tests.spec_text import BARE, changed
@@ -42,7 +42,7 @@ def side(spec: str, *changes: str, file: str = "s.yaml") -> Side:
     tree = parse(spec, file)
     for change in changes:
         tree = override(tree, change)
-    return Side(file, "\n".join((spec, *changes)).encode(), compiled(from_tree(tree)))
+    return Side(file, "\n".join((spec, *changes)).encode(), compile_spec(from_tree(tree)))
 
 
 def of(before: str, *changes: str) -> Diff:
@@ -348,7 +348,7 @@ Run = Callable[..., Done]
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     def command(*arguments: str, cwd: Path = ROOT) -> Done:
         monkeypatch.chdir(cwd)
-        code = guarded(lambda: app(["diff", *arguments], standalone_mode=False))
+        code = run_guarded(lambda: app(["diff", *arguments], standalone_mode=False))
         said = capsys.readouterr()
         return Done(code, str(said.out), str(said.err))
 

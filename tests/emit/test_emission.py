@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from blockc.graph.shrink import shrink
 from blockc.language.spec import load
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof.runners import load_module
 from blockc.weights.rules import random_parameters
 from tests import spec_text
@@ -34,7 +34,7 @@ FOUR = ("llama3-8b", "smollm3-3b", "gpt2", "bloom-560m")
 
 @cache
 def twin(name: str) -> Compiled:
-    return compiled(shrink(load(ROOT / "specs" / f"{name}.yaml")))
+    return compile_spec(shrink(load(ROOT / "specs" / f"{name}.yaml")))
 
 
 @cache

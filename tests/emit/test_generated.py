@@ -12,7 +12,7 @@ import pytest
 from blockc import api
 from blockc.graph.target import Target
 from blockc.language.spec import load
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.products import folder
 from tests.paths import ROOT
 
@@ -23,7 +23,7 @@ COMMITTED = {"model.py", "graph.txt", "report.json", "spec.resolved.yaml"}
 @pytest.mark.parametrize("name", SPECS)
 def test_generated_is_up_to_date(name: str) -> None:
     """If this fails, read the difference, explain it in the commit, and run `make generated`."""
-    texts = folder.texts(compiled(load(ROOT / "specs" / f"{name}.yaml")))
+    texts = folder.texts(compile_spec(load(ROOT / "specs" / f"{name}.yaml")))
     assert set(texts) == COMMITTED
     for file, text in texts.items():
         assert (ROOT / "generated" / name / file).read_text(encoding="utf-8") == text, f"{name}/{file}"

@@ -15,21 +15,21 @@ import pytest
 from blockc import api, cli
 from blockc.basics.errors import UsageError
 from blockc.basics.opsets import BUFFERED, OPSETS, USUAL
-from blockc.emit.onnx import emit
+from blockc.emit.onnx import emit_onnx
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
 from blockc.ir import Op, Sample
 from blockc.language.spec import load
 from blockc.ops import ALL, RmsNorm
 from blockc.ops.buffer import BUFFER
-from blockc.ort.kernels import OLDEST, oldest, opset_for, release
-from blockc.ort.lowering import swaps
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.ort.kernels import OLDEST, oldest_release, opset_for, parse_release
+from blockc.ort.lowering import swaps_for
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.products.folder import FolderError
 from blockc.proof.cases import cases
-from blockc.proof.matrix import Truth, compare
+from blockc.proof.matrix import Truth, compare_run
 from blockc.proof.runners import Onnx
-from blockc.runtime.opening import SessionError, opened
+from blockc.runtime.opening import SessionError, open_model
 from blockc.weights.rules import random_parameters
 from tests.checkpoints import save, tensors
 from tests.ops.test_ops import assert_same, of
@@ -40,13 +40,13 @@ FEW = frozenset({"full", "padded left", "decode"})
 
 
 def twin(name: str, *assignments: str) -> Compiled:
-    return compiled(shrink(load(ROOT / "specs" / f"{name}.yaml", assignments)))
+    return compile_spec(shrink(load(ROOT / "specs" / f"{name}.yaml", assignments)))
 
 
 def said(sample: Sample, opset: int, own: bool = False) -> onnx.ModelProto:
     """The op's lowering for an opset, or its own whatever the opset."""
     function = of(sample)[0]
-    return emit(function, {}, swaps={} if own else swaps(Target(opset=opset)), opset=opset)
+    return emit_onnx(function, {}, swaps={} if own else swaps_for(Target(opset=opset)), opset=opset)
 
 
 @pytest.mark.parametrize("opset", OPSETS)
@@ -83,7 +83,7 @@ def test_the_graph_of_each_opset_is_the_oracles(target: Target) -> None:
         runner = Onnx(data, model.flat(target))
         truth = Truth(model, random_parameters(model.function, 20))
         for case in cases(model.spec.top.vocab, cached=True, only=FEW):
-            row = compare(truth, runner, case)
+            row = compare_run(truth, runner, case)
             assert row.holds and row.agreement == 1, (name, row)
 
 
@@ -93,7 +93,7 @@ def test_the_usual_opset_is_asked_for_or_not() -> None:
         asked = Target(cache=target.cache, opset=opset)
         assert model.onnx(asked) == model.onnx(target)
         assert onnx.load_from_string(model.onnx(target)).opset_import[0].version == opset
-        assert oldest(asked) == oldest(target)
+        assert oldest_release(asked) == oldest_release(target)
 
 
 def test_an_op_that_an_opset_cannot_say_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_a_manifest_holds_an_opset_where_one_was_asked_for(tmp_path: Path) -> No
 @pytest.mark.parametrize("words", [("--opset", "16"), ("--opset", "99"), ("--opset", "17", "--ep", "cpu")])
 def test_no_such_opset(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["build", "gpt2", *words, "--out", str(tmp_path / "out")]
-    assert cli.guarded(lambda: cli.app(arguments, standalone_mode=False)) == 2
+    assert cli.run_guarded(lambda: cli.app(arguments, standalone_mode=False)) == 2
     assert "opset" in capsys.readouterr().err and not (tmp_path / "out").exists()
     with pytest.raises(UsageError, match="opset"):
         Target("cpu" if "cpu" in words else None, opset=int(words[1]))
@@ -157,14 +157,14 @@ def test_the_table_of_the_page_is_the_codes() -> None:
             assert asked or opset == (BUFFERED if "buffer" in more else USUAL)
     assert {t.opset for t in told} == {None, *OPSETS} and {t.provider for t in told} == {None, "cpu", "cuda"}
     assert {t.logits for t in told if t.opset} == {"all", "last", 5} and {t.dtype for t in told} == {"fp32", "fp16"}
-    assert told == {target: oldest(target) for target in told}
+    assert told == {target: oldest_release(target) for target in told}
     assert OLDEST.keys() == set(OPSETS)
 
 
 def test_the_project_wants_what_its_usual_graphs_want() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     wanted = {line.rpartition(">=")[2] for line in (*extras["cpu"], *extras["cuda"])}
-    assert wanted == {oldest(Target()), oldest(Target("cpu")), oldest(Target("cuda", "fp16"))}
+    assert wanted == {oldest_release(Target()), oldest_release(Target("cpu")), oldest_release(Target("cuda", "fp16"))}
 
 
 def test_a_runtime_that_is_too_old_is_named_with_the_one_that_is_wanted(
@@ -177,12 +177,12 @@ def test_a_runtime_that_is_too_old_is_named_with_the_one_that_is_wanted(
     monkeypatch.setattr(onnxruntime, "__version__", "1.20.1")
     why = r"this onnxruntime is 1\.20\.1, and its graph wants 1\.28 or later: `pip install -U 'onnxruntime>=1\.28'`"
     with pytest.raises(SessionError, match=why + ", or build it with --opset 21$"):
-        opened(tmp_path / "usual", "cpu", None, True)
+        open_model(tmp_path / "usual", "cpu", None, True)
     with pytest.raises(SessionError, match=why + "$"):
-        opened(tmp_path / "own", "cpu", None, True)
-    assert opened(tmp_path / "old", "cpu", None, True).session
+        open_model(tmp_path / "own", "cpu", None, True)
+    assert open_model(tmp_path / "old", "cpu", None, True).session
     monkeypatch.setattr(onnxruntime, "__version__", "1.28.0.dev20260101")
-    assert opened(tmp_path / "usual", "cpu", None, True).session
+    assert open_model(tmp_path / "usual", "cpu", None, True).session
 
 
 def test_the_newest_opset_for_a_release() -> None:
@@ -191,4 +191,4 @@ def test_the_newest_opset_for_a_release() -> None:
     assert opset_for(Target("cpu"), "1.26.0") is None
     assert opset_for(Target(), "1.31.1") == 26
     assert opset_for(Target(cache="buffer"), "1.100") == OPSETS[-1]
-    assert release("1.27") == release("1.27.0") < release("1.27.1") < release("1.100")
+    assert parse_release("1.27") == parse_release("1.27.0") < parse_release("1.27.1") < parse_release("1.100")

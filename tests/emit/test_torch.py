@@ -23,7 +23,7 @@ from blockc.graph.shrink import shrink
 from blockc.ir import Array, parameters
 from blockc.language.spec import load, resolved
 from blockc.layouts import layout
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof.runners import load_module
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules
 from blockc.weights.safetensors import write_safetensors
@@ -45,7 +45,7 @@ Inputs = dict[str, Any]
 
 @cache
 def _twin(name: str) -> Compiled:
-    return compiled(shrink(load(SPECS[name])))
+    return compile_spec(shrink(load(SPECS[name])))
 
 
 @cache
@@ -56,7 +56,7 @@ def _params(name: str) -> dict[str, Array]:
 def _short(name: str) -> Compiled:
     """The twin with its pattern of layers once and not twice: torch traces each layer anew, at a second or more."""
     keys = resolved(_twin(name).spec)
-    return compiled(spec_of({**keys, "depth": max(2, keys["depth"] // 2)}))
+    return compile_spec(spec_of({**keys, "depth": max(2, keys["depth"] // 2)}))
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +270,7 @@ def test_what_is_left_out_is_worked_out(name: str, folder: Path) -> None:
 @every_spec
 def test_the_real_model_on_the_meta_device(name: str) -> None:
     """Names, shapes and total are those of the graph, of the spec's own figure and of the ONNX."""
-    real = compiled(load(SPECS[name]))
+    real = compile_spec(load(SPECS[name]))
     namespace: dict[str, Any] = {"__name__": "emitted"}
     exec(compile(real.model_py(), "model.py", "exec", dont_inherit=True), namespace)
     with torch.device("meta"):

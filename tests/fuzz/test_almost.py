@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 
 from blockc.language.spec import from_tree
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.report import report
 from blockc.source import SpecError, parse, render
 from tests.fuzz.strategies import almost, counted
@@ -13,7 +13,7 @@ from tests.fuzz.strategies import almost, counted
 
 def findings_or_model(spec: str) -> None:
     try:
-        model = compiled(from_tree(parse(spec, "fuzz.yaml")))
+        model = compile_spec(from_tree(parse(spec, "fuzz.yaml")))
     except SpecError as error:
         lines = spec.split("\n")
         assert error.findings

@@ -12,7 +12,7 @@ from blockc.graph.shrink import shrink
 from blockc.ir import Array, parameters
 from blockc.language.algebra import canonical
 from blockc.language.spec import from_tree
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof import prove
 from blockc.proof.cases import sequences
 from blockc.proof.matrix import SEED, TOLERANCE
@@ -25,7 +25,7 @@ STEADY = TOLERANCE["float32"] / 6
 
 
 def made(spec: Keys | str) -> Compiled:
-    return compiled(from_tree(parse(spec if isinstance(spec, str) else text(spec), "fuzz.yaml")))
+    return compile_spec(from_tree(parse(spec if isinstance(spec, str) else text(spec), "fuzz.yaml")))
 
 
 def unsteadiness(model: Compiled) -> float:
@@ -59,7 +59,7 @@ def test_what_a_spec_means_is_kept(spec: Keys) -> None:
     assert again.decoder.semantic_hash == model.decoder.semantic_hash, text(spec)
     assert parameters(again.function) == parameters(model.function)
     assert canonical(again.decoder) == canonical(model.decoder)
-    twin = compiled(shrink(model.spec))
+    twin = compile_spec(shrink(model.spec))
     assert twin.function.causal == model.function.causal
     figures = report(model.spec, model.decoder, model.function)
     assert figures.parameters.total == sum(param.size for param in parameters(model.function).values())

@@ -43,7 +43,7 @@ from blockc.passes import with_buffer, with_cache
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.proof import prove
 from blockc.runtime import Session
-from blockc.runtime.opening import ONNX_TYPES, Opened
+from blockc.runtime.opening import ONNX_TYPES, OpenModel
 from blockc.weights.rules import random_parameters
 from tests.checkpoints import twin
 
@@ -284,7 +284,7 @@ def test_a_session_carries_a_state_along(target: Target, op: type[Previous]) -> 
     params = random_parameters(made.function, 5)
     opened: Any = onnxruntime.InferenceSession(made.onnx(target, params), providers=["CPUExecutionProvider"])
     session = Session.of(
-        Opened("", made.spec.top.context, made.spec.top.vocab, "cpu", made.contract(target), 1, opened)
+        OpenModel("", made.spec.top.context, made.spec.top.vocab, "cpu", made.contract(target), 1, opened)
     )
     prompts = [[3, 14, 15, 9, 26], [8, 9]]
     for _ in range(2):

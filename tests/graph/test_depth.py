@@ -9,7 +9,7 @@ from blockc.ir import Function, Input, Node, Value, inline
 from blockc.language.spec import load
 from blockc.ops.matrix import Linear
 from blockc.passes import with_cache
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.report import Report, report
 from blockc.report.graph import ONE_TOKEN, Bytes, flops, holds_scores, mask_of
 from tests.spec_text import BARE, made
@@ -45,7 +45,7 @@ MODELS = {
     **{f"lent {pattern}": lambda pattern=pattern: lending(pattern, 23) for pattern in PATTERNS},
     "both ways": lambda: made(BOTH_WAYS),
     "two attentions in a layer": lambda: made(TWO),
-    **{name: lambda name=name: compiled(load(SPECS[name], ("depth=9",))) for name in ("gemma2-9b", "bloom-560m")},
+    **{name: lambda name=name: compile_spec(load(SPECS[name], ("depth=9",))) for name in ("gemma2-9b", "bloom-560m")},
 }
 
 

@@ -16,18 +16,18 @@ import transformers
 
 from blockc import api
 from blockc.basics.errors import CheckpointError
-from blockc.checks.checking import misses
+from blockc.checks.checking import find_misses
 from blockc.graph import interp
 from blockc.importing import from_config
 from blockc.importing.maps import model_types
 from blockc.ir import Array, parameters
 from blockc.language.spec import from_tree
 from blockc.layouts.wrapper import wrapper
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import Entry, MappingNode, ScalarNode
 from blockc.weights.checkpoint import open_checkpoint
-from blockc.weights.plan import Plan, plan
-from blockc.weights.rules import misfit
+from blockc.weights.plan import WeightPlan, plan_weights
+from blockc.weights.rules import misfit_error
 from tests.checkpoints import ROOT, save, tensors, twin
 
 library: Any = safetensors.torch
@@ -126,10 +126,10 @@ def saved(folder: Path, config: Any, kind: str = "AutoModelForCausalLM") -> Any:
     return model
 
 
-def planned(folder: Path) -> tuple[Compiled, Plan]:
+def planned(folder: Path) -> tuple[Compiled, WeightPlan]:
     model = api.compile(folder)
     top = model.spec.top
-    return model, plan(model.function, open_checkpoint(folder), top.checkpoint, None, "fp32", top.context)
+    return model, plan_weights(model.function, open_checkpoint(folder), top.checkpoint, None, "fp32", top.context)
 
 
 def off_by(folder: Path, truth: Array, ids: Array) -> float:
@@ -264,7 +264,7 @@ def test_a_plain_model_with_a_tower_is_refused(tmp_path: Path) -> None:
     held = tensors(twin("llama3-8b")) | {"vision_tower.weight": np.ones((2, 2), np.float32)}
     opened = open_checkpoint(save(tmp_path / "model.safetensors", held))
     with pytest.raises(CheckpointError, match=r"extra: vision_tower\.weight"):
-        plan(twin("llama3-8b").function, opened, "llama", None, "fp32")
+        plan_weights(twin("llama3-8b").function, opened, "llama", None, "fp32")
 
 
 def test_the_names_of_wrappers_are_those_of_transformers() -> None:
@@ -290,7 +290,7 @@ def test_the_names_of_wrappers_are_those_of_transformers() -> None:
 
 def test_of_each_kind_of_fault_the_first_are_listed() -> None:
     faults = [f"missing: a{i}" for i in range(300)] + [f"extra: b{i}" for i in range(300)] + ["unlike: c is 1"]
-    lines = str(misfit(faults)).splitlines()
+    lines = str(misfit_error(faults)).splitlines()
     assert len(lines) == 1 + 21 + 21 + 1
     assert lines[20:23] == ["  missing: a19", "  and 280 more", "  extra: b0"]
 
@@ -298,9 +298,9 @@ def test_of_each_kind_of_fault_the_first_are_listed() -> None:
 def test_a_layout_that_an_import_does_not_fit_is_said_at_its_config() -> None:
     """And not in the map of the model type, which nobody who imports can edit."""
     tree = from_config(json.dumps({"model_type": "llama", **GROUPED}).encode(), "there/config.json", "x").tree
-    assert misses(compiled(from_tree(tree))) == []
+    assert find_misses(compile_spec(from_tree(tree))) == []
     entry = tree.entries["checkpoint"]
     other = {**tree.entries, "checkpoint": Entry(entry.key, ScalarNode("gpt2", entry.value.place, "gpt2"))}
-    (found,) = misses(compiled(from_tree(MappingNode(other, tree.place))))
+    (found,) = find_misses(compile_spec(from_tree(MappingNode(other, tree.place))))
     assert found.place.file == "there/config.json" and "no tensor of the layout gives" in found.message
     assert found.hint == "choose another layout, or write the spec without checkpoint"

@@ -19,7 +19,7 @@ from blockc.importing.figures import by_layer, figures
 from blockc.importing.unlike import Told, told, unlike
 from blockc.language.parts.mlp import TYPES
 from blockc.language.spec import from_tree
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.source import parse
 from tests.checkpoints import ROOT, save, tensors, twin
 from tests.weights.test_weights import CASES, GPT2
@@ -98,7 +98,7 @@ MLPS = [*((word, act.name) for word, (act, _) in TYPES.items()),
 def test_every_other_activation_is_unlike_the_files(type_: str, word: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of("gpt2")))
     text = GPT2.replace("gelu_tanh", type_)
-    lines = unlike(told(tmp_path / "config.json"), compiled(from_tree(parse(text, "spec.yaml"))).function, 64)
+    lines = unlike(told(tmp_path / "config.json"), compile_spec(from_tree(parse(text, "spec.yaml"))).function, 64)
     wanted = rf"unlike: activation_function .*gelu_tanh.*, and the spec's activation is {word}"
     assert [line for line in lines if re.fullmatch(wanted, line)] == ([] if word == "gelu_tanh" else lines[:1])
     assert bool(lines) is (type_ != "gelu_tanh")
@@ -201,7 +201,7 @@ parts: {before: {norm: {}}, other: {norm: {}}}
         ("[{residual: [before, attention]}, {residual: [other, mlp]}]", False),
         ("[{residual: [before, {sum: [[attention], [other, mlp]]}]}]", False),
     ):
-        model = compiled(from_tree(parse(f"{keys}block: {block}\n", "spec.yaml")))
+        model = compile_spec(from_tree(parse(f"{keys}block: {block}\n", "spec.yaml")))
         assert (unlike(said, model.function, 64) == []) is like, block
 
 
@@ -223,14 +223,14 @@ head: {tied: false, bias: true, scale: 0.5}
 parts: {before: {norm: {}}, behind: {norm: {}}, normal: {mlp: {}}}
 block: [{residual: [before, attention]}, {residual: [behind, normal]}]
 """
-    function = compiled(from_tree(parse(keys, "spec.yaml"))).function
+    function = compile_spec(from_tree(parse(keys, "spec.yaml"))).function
     layer = by_layer(function)[1]
     assert layer["biases"] == {"attention.o.bias", "normal.up.bias"} and layer["mlp.width"] == {96}
     found = figures(function)
     assert found["biases"] == {*layer["biases"], "head.bias"}
     assert found["embedding.scale"] == {3} and found["head.scale"] == {0.5}
     assert found["vocab"] == {64} and found["width"] == {32} and found["head.tied"] == {False}
-    tied = compiled(from_tree(parse(keys.replace("tied: false", "tied: true"), "spec.yaml"))).function
+    tied = compile_spec(from_tree(parse(keys.replace("tied: false", "tied: true"), "spec.yaml"))).function
     assert figures(tied) == found | {"head.tied": {True}}
 
 
@@ -238,7 +238,7 @@ def test_what_scales_a_branch_is_named(tmp_path: Path) -> None:
     config = {"model_type": "granite", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96,
               "num_hidden_layers": 2, "num_attention_heads": 4, "residual_multiplier": 0.5}  # fmt: skip
     said = json.dumps(config)
-    ours = compiled(from_tree(from_config(said.encode(), "config.json", "x").tree)).function
+    ours = compile_spec(from_tree(from_config(said.encode(), "config.json", "x").tree)).function
     file = tmp_path / "config.json"
     file.write_text(said.replace("0.5", "0.25"))
     (line,) = unlike(told(file), ours, 64)

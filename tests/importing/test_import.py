@@ -22,7 +22,7 @@ import transformers
 import blockc
 from blockc import api
 from blockc.basics.errors import CheckpointError
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.graph import interp
 from blockc.graph.build import build
 from blockc.graph.shrink import shrink
@@ -34,7 +34,7 @@ from blockc.language.algebra import elaborate
 from blockc.language.fmt import formatted
 from blockc.language.spec import Document, Spec, from_tree, load, resolved
 from blockc.layouts import layout
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.source import SpecError, override, parse, plain, render
 from blockc.source.jsontext import parse_json
 from blockc.weights.rules import group_sizes, pack, patterns, rules, unpack
@@ -238,7 +238,7 @@ def test_a_folder_of_transformers_is_imported_and_computes_the_same(pairing: str
     theirs.float().save_pretrained(tmp_path)
     text = api.import_spec(tmp_path)
     assert f"pairing: {pairing}" in text and "as the checkpoint's tensors have them" in text
-    model = compiled(from_tree(parse(text, "spec.yaml")))
+    model = compile_spec(from_tree(parse(text, "spec.yaml")))
     held = rules(layout(model.spec.top.checkpoint or ""), model.function, group_sizes(model.function))
     tensors = read_safetensors(tmp_path)
     params = unpack(held, tensors)
@@ -255,7 +255,7 @@ def test_falcon_with_slopes_and_one_branch_after_the_other(changes: Config, tmp_
     )
     theirs = _saved(transformers.FalconForCausalLM(config), tmp_path)
     text = api.import_spec(tmp_path)
-    model = compiled(from_tree(parse(text, "spec.yaml")))
+    model = compile_spec(from_tree(parse(text, "spec.yaml")))
     assert ("alibi: {max_bias: 8, scale: 0.3535" in text) == config.alibi
     held = rules(layout(model.spec.top.checkpoint or ""), model.function, group_sizes(model.function))
     params = unpack(held, read_safetensors(tmp_path))
@@ -279,7 +279,7 @@ def test_stablelm_with_one_norm_a_layer_and_norms_of_heads(qk_layernorm: bool, t
         num_key_value_heads=2, qk_layernorm=qk_layernorm, use_parallel_residual=True, tie_word_embeddings=False,
     )  # fmt: skip
     theirs, tensors = _saved(transformers.StableLmForCausalLM(config), tmp_path), read_safetensors(tmp_path)
-    model = compiled(spec(json.loads((tmp_path / "config.json").read_text())))
+    model = compile_spec(spec(json.loads((tmp_path / "config.json").read_text())))
     if not qk_layernorm:
         assert "placement: parallel_one" in api.import_spec(tmp_path)
         params = unpack(rules(layout("stablelm-parallel"), model.function, {}), tensors)
@@ -287,7 +287,7 @@ def test_stablelm_with_one_norm_a_layer_and_norms_of_heads(qk_layernorm: bool, t
         with pytest.raises(CheckpointError, match=r"no layout reads .* import config.json alone"):
             api.import_spec(tmp_path)
         norms = {name: tensors.pop(name) for name in [*tensors] if "_layernorm.norms." in name}
-        plain_ = compiled(spec({**written(config), "qk_layernorm": False}))
+        plain_ = compile_spec(spec({**written(config), "qk_layernorm": False}))
         params = unpack(rules(layout("stablelm-parallel"), plain_.function, {}), tensors)
         for i, (what, heads) in product(range(2), (("q", 4), ("k", 2))):
             at = f"model.layers.{i}.self_attn.{what}_layernorm.norms"
@@ -629,7 +629,7 @@ def test_the_page_lists_what_is_taken_otherwise() -> None:
 def run(*arguments: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = guarded(lambda: app([*arguments], standalone_mode=False))
+        code = run_guarded(lambda: app([*arguments], standalone_mode=False))
     return code, out.getvalue(), err.getvalue()
 
 

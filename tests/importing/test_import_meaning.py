@@ -20,7 +20,7 @@ from blockc.ir import functions, parameters
 from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
 from blockc.ops import RotaryTable
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.source import SpecError, parse, plain, render
 from tests.fuzz.configs import LISTS, Outcome, base, outcome, quiet
 from tests.importing.test_import import run
@@ -311,6 +311,6 @@ def test_a_figure_that_the_spec_alone_lacks_is_named_by_its_own_key(tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(config))
     said = told(tmp_path / "config.json")
     lines = [line for line in api.import_spec(tmp_path / "config.json").splitlines() if "embedding:" not in line]
-    other = compiled(from_tree(parse("\n".join([*lines, ""]), "spec.yaml")))
+    other = compile_spec(from_tree(parse("\n".join([*lines, ""]), "spec.yaml")))
     (found,) = unlike(said, other.function, 64)
     assert "embedding.scale" in found and "layer_types" not in found

@@ -23,7 +23,7 @@ from blockc.language.parts.mlp import Mlp
 from blockc.language.spec import from_tree, load
 from blockc.layouts import layout
 from blockc.ops import LayerNorm
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import SpecError
 from blockc.weights.rules import group_sizes, random_parameters, rules, unpack
 from blockc.weights.safetensors import read_safetensors
@@ -62,7 +62,7 @@ def test_an_mlp_is_that_of_transformers_activation(word: Any, theirs: str, gated
 
 
 def test_a_norm_around_an_offset_is_fused_and_its_gain_holds_it() -> None:
-    nodes = _nodes(compiled(shrink(load(SPECS / "minitron-4b.yaml"))), Target("cpu"))
+    nodes = _nodes(compile_spec(shrink(load(SPECS / "minitron-4b.yaml"))), Target("cpu"))
     fused = [n for n in nodes if n.op_type == "SkipLayerNormalization"]
     adds = {out for n in nodes if n.op_type == "Add" for out in n.output}
     # All but the first, which reads no sum.
@@ -100,7 +100,7 @@ def test_a_packed_checkpoint_of_transformers_is_read(name: str, tmp_path: Path) 
         parameter.data += 0.1 * torch.randn_like(parameter)
     theirs.save_pretrained(tmp_path)
     spec = from_tree(from_config((tmp_path / "config.json").read_bytes(), "config.json", "packed").tree)
-    model = compiled(spec)
+    model = compile_spec(spec)
     held = rules(layout(spec.top.checkpoint or ""), model.function, group_sizes(model.function))
     params = unpack(held, read_safetensors(tmp_path))
     with torch.no_grad():

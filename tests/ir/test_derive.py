@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from blockc import api
 from blockc.basics.errors import CheckpointError
 from blockc.emit import loading
-from blockc.emit.external import external
+from blockc.emit.external import external_tensors
 from blockc.graph.target import Target
 from blockc.ir import (
     Array,
@@ -59,7 +59,7 @@ from blockc.pipeline.compiled import Compiled
 from blockc.proof import prove
 from blockc.proof.runners import load_module
 from blockc.weights.checkpoint import open_checkpoint
-from blockc.weights.plan import DATA, joined_references, link, packed_references, plan, write
+from blockc.weights.plan import DATA, link_files, place_joined, place_packed, plan_weights, write_data
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules, unpack
 from tests.checkpoints import rules_of, save, tensors, twin
 
@@ -276,7 +276,7 @@ def also(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def made(function: Function, pass_: Pass) -> Passed:
-    return recipes.passed(Passed(function), pass_)
+    return recipes.apply_pass(Passed(function), pass_)
 
 
 @pytest.mark.parametrize("target", [Target(), Target("cpu", packed=True)], ids=["portable", "fused, joined"])
@@ -417,8 +417,8 @@ def test_what_is_derived_may_bear_the_name_of_a_parameter(others: tuple[str, ...
     wide = node(Linear(8, weight.shape[0], False), x[0], name="a", params=[weight])
     after = replace(before, outputs=(("a", wide[0]),))
     passed = made(before, lambda function: Passed(after, {"a.weight": join}))
-    placed = packed_references(parameters(before), "fp32", passed)
-    found = placed | joined_references(placed, passed)
+    placed = place_packed(parameters(before), "fp32", passed)
+    found = placed | place_joined(placed, passed)
     assert {path: each.shape for path, each in found.items() if path in parameters(after)} == {"a.weight": weight.shape}
     assert found["a.weight"].length == 4 * weight.size
     ends = sorted((each.offset, each.offset + each.length) for each in placed.values())
@@ -534,16 +534,18 @@ def test_a_checkpoint_holds_what_is_not_learned(mode: str, tmp_path: Path) -> No
     given[count] = np.array(2**53 + 1)
     words = {count: "I64"}
     checkpoint = open_checkpoint(save(path, given, words=words))
-    made = plan(model.function, checkpoint, None, mode, "fp16")
-    link(made, folder_of(tmp_path))
-    write(made, tmp_path / "out" / DATA)
-    (tmp_path / "out" / "model.onnx").write_bytes(model.lowered(Target(dtype="fp16"), external(made.references)))
+    made = plan_weights(model.function, checkpoint, None, mode, "fp16")
+    link_files(made, folder_of(tmp_path))
+    write_data(made, tmp_path / "out" / DATA)
+    (tmp_path / "out" / "model.onnx").write_bytes(
+        model.lowered(Target(dtype="fp16"), external_tensors(made.references))
+    )
     got = initialisers(tmp_path / "out")
     assert got[count].dtype == np.int64 and got[count] == 2**53 + 1
     kind = np.float16 if mode == "pack" else np.float32
     np.testing.assert_array_equal(got["whiten.running_var"], given["whiten.running_var"].astype(kind))
     with pytest.raises(CheckpointError, match=f"misshapen: {count} holds float32, expected int"):
-        plan(model.function, open_checkpoint(save(path, given)), None, mode, "fp16")
+        plan_weights(model.function, open_checkpoint(save(path, given)), None, mode, "fp16")
 
 
 @pytest.mark.parametrize("mode", ["pack", "link"])
@@ -554,12 +556,12 @@ def test_a_number_must_fit_the_type_that_it_is_stored_in(mode: str, tmp_path: Pa
         given = random_parameters(model.function, 3) | {"whiten.num_batches_tracked": np.array(1)}
         given["whiten.running_var"] = np.full_like(given["whiten.running_var"], 1e6)
         path = save(folder / "model.safetensors", given, words={"whiten.num_batches_tracked": "I64"})
-        made = plan(model.function, open_checkpoint(path), None, mode, "fp16")
+        made = plan_weights(model.function, open_checkpoint(path), None, mode, "fp16")
         if not fits:
             with pytest.raises(CheckpointError, match=r"too large: whiten.running_var holds 1e\+06, and fp16 ends"):
-                write(made, folder / DATA)
+                write_data(made, folder / DATA)
             continue
-        write(made, folder / DATA)
+        write_data(made, folder / DATA)
         held = made.references["whiten.running_var"]
         assert held.word == "F32"
         stored = np.fromfile(folder / held.location, "<f4", held.length // 4, offset=held.offset)

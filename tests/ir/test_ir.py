@@ -50,7 +50,7 @@ from blockc.ir import (
 from blockc.language.spec import from_tree, load
 from blockc.ops import Add, Embed, Linear, Relu, RmsNorm, Scale
 from blockc.passes import last_token, verify, with_cache
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import parse
 from blockc.weights.rules import random_parameters
 from tests.paths import ROOT
@@ -62,7 +62,7 @@ DEEP = 5_000
 
 
 def whole(name: str, *changes: str) -> Compiled:
-    return compiled(load(SPECS / f"{name}.yaml", changes))
+    return compile_spec(load(SPECS / f"{name}.yaml", changes))
 
 
 # Dims
@@ -217,7 +217,7 @@ def test_a_key_sees_wiring_parameters_outputs_and_declarations() -> None:
 
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.yaml")), ids=lambda p: p.stem)
 def test_equal_layers_are_one_function_with_and_without_a_cache(path: Path) -> None:
-    made = compiled(load(path))
+    made = compile_spec(load(path))
     for function in (made.function, made.served):
         assert [n.name for n in layers(function)] == [f"layers.{i}" for i in range(made.spec.top.depth)]
         turned = {bool(layer.keys.attention and layer.keys.attention.rope) for layer in made.spec.layers}
@@ -233,7 +233,7 @@ def test_local_and_global_layers_are_one_function_that_gets_different_masks() ->
 
 def test_layers_that_differ_in_more_are_two_functions() -> None:
     text = (SPECS / "gemma2-9b.yaml").read_text().replace("global: {}", "global: {mlp: {width: 128}}")
-    function = compiled(from_tree(parse(text, "x.yaml"))).function
+    function = compile_spec(from_tree(parse(text, "x.yaml"))).function
     assert [called(n).name for n in layers(function)] == ["Layer", "GlobalLayer"] * 21
     names = [f.name for f in functions(function)]
     assert names.count("Attention") == 1
@@ -374,7 +374,7 @@ def test_the_oracle_refuses_an_op_whose_shape_rule_is_wrong() -> None:
 
 
 def test_watching_sees_every_value_by_its_path() -> None:
-    made = compiled(shrink(load(SPECS / "gemma2-9b.yaml")))
+    made = compile_spec(shrink(load(SPECS / "gemma2-9b.yaml")))
     seen: dict[str, tuple[int, ...]] = {}
     ids = np.array([[3, 1, 4, 1, 5]])
     inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(5)[None]}
@@ -387,7 +387,7 @@ def test_a_graph_goes_with_its_model() -> None:
     """What is worked out once for all graphs keeps none of them."""
 
     def made() -> list[weakref.ref[Function]]:
-        model = compiled(load(SPECS / "gemma3-1b.yaml"))
+        model = compile_spec(load(SPECS / "gemma3-1b.yaml"))
         assert parameters(model.served) and parameters(model.graph)
         return [weakref.ref(each) for root in (model.served, model.function) for each in functions(root)]
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from ruamel.yaml.tokens import CommentToken
 
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.diagnostics.examples import BASE
 from blockc.language.algebra import elaborate
 from blockc.language.fmt import formatted, number
@@ -361,7 +361,7 @@ def run(*arguments: str, cwd: Path, given: bytes = b"") -> Done:
     out, err = io.StringIO(), io.StringIO()
     stdin = mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
     with chdir(cwd), redirect_stdout(out), redirect_stderr(err), stdin:
-        code = guarded(lambda: app(["fmt", *arguments], standalone_mode=False))
+        code = run_guarded(lambda: app(["fmt", *arguments], standalone_mode=False))
     return Done(code, out.getvalue().encode(), err.getvalue().encode())
 
 

@@ -22,7 +22,7 @@ from blockc.language.spec import from_tree, resolved
 from blockc.layouts import layout
 from blockc.ops import MergeHeads, RmsNorm
 from blockc.ort.ops import GroupQueryAttention, HeadNorm
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.source import SpecError, parse, plain
 from blockc.weights.rules import group_sizes, pack, rules, unpack
 from blockc.weights.safetensors import read_safetensors, write_safetensors
@@ -67,9 +67,9 @@ def test_a_norm_that_is_not_fully_said_is_refused(change: str, message: str) -> 
 
 def test_without_rope_either_side_of_it_is_the_same() -> None:
     behind = "attention: {heads: 2, qk_norm: {over: head, weights: shared, order: after_rope}}"
-    assert compiled(spec(behind)).decoder == compiled(spec(behind.replace(", order: after_rope", ""))).decoder
+    assert compile_spec(spec(behind)).decoder == compile_spec(spec(behind.replace(", order: after_rope", ""))).decoder
     turned = behind.replace("qk_norm", "rope: {theta: 10000, pairing: half}, qk_norm")
-    assert compiled(spec(turned)).decoder != compiled(spec(turned.replace(", order: after_rope", ""))).decoder
+    assert compile_spec(spec(turned)).decoder != compile_spec(spec(turned.replace(", order: after_rope", ""))).decoder
 
 
 def test_the_norms_within_take_over_what_the_layers_norm_says() -> None:
@@ -193,8 +193,10 @@ def test_a_dynamic_rope_with_an_alpha_is_a_larger_theta(alpha: float | None, fix
     rope = resolved(made)["attention"]["rope"]
     assert (made.top.context, "scaling" in rope) == ((64, False) if fixed else (128, True))
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert unlike(told(tmp_path / "config.json"), compiled(made).function, made.top.context) == []
-    wrong = compiled(from_tree(from_config(json.dumps({**config, "rope_theta": 9999.0}).encode(), "c.json", "h").tree))
+    assert unlike(told(tmp_path / "config.json"), compile_spec(made).function, made.top.context) == []
+    wrong = compile_spec(
+        from_tree(from_config(json.dumps({**config, "rope_theta": 9999.0}).encode(), "c.json", "h").tree)
+    )
     assert any("rope_theta" in line for line in unlike(told(tmp_path / "config.json"), wrong.function))
     if fixed:
         theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
@@ -243,7 +245,7 @@ def test_packed_ternary_weights_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="the weights are quantised by bitnet"):
         keys({**BITNET, "quantization_config": PACKED})
     (tmp_path / "config.json").write_text(json.dumps(BITNET))
-    function = compiled(from_tree(parse(api.import_spec(tmp_path), "s.yaml"))).function
+    function = compile_spec(from_tree(parse(api.import_spec(tmp_path), "s.yaml"))).function
     held = rules(layout("bitnet"), function, group_sizes(function))
     tensors = {rule.name: np.ones(rule.shape, np.float32) for rule in held}
     write_safetensors(tmp_path / "model.safetensors", tensors)

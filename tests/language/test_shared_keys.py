@@ -19,7 +19,7 @@ from blockc.diff import diff
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
 from blockc.ir import Array, dim, parameters
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.products.genai import CONFIG
 from blockc.proof import prove
 from blockc.proof.cases import Case
@@ -224,7 +224,7 @@ def test_the_last_token_alone_goes_through_the_layers_that_read() -> None:
 
 
 def test_a_twin_keeps_who_reads_whom() -> None:
-    small = compiled(shrink(sharing().spec))
+    small = compile_spec(shrink(sharing().spec))
     assert [(r.layer, r.source) for r in small.decoder.readings] == [(3, 2), (4, 2), (5, 0), (6, 2), (7, 2), (8, 0)]
 
 

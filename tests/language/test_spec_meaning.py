@@ -14,7 +14,7 @@ from blockc.language.parts import Attention
 from blockc.language.spec import Spec, from_tree, load, resolved_text
 from blockc.ops import Attention as AttentionOp
 from blockc.ops import RmsNorm
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.proof import prove
 from blockc.source import parse, plain
 from tests.paths import ROOT
@@ -130,7 +130,7 @@ def test_every_mlp_is_a_function_of_its_own() -> None:
 
 def qk_norms(read: Spec) -> list[tuple[str, float, float]]:
     """Name, eps and offset of each such norm, layer by layer."""
-    function = compiled(read).graph
+    function = compile_spec(read).graph
     found = [(n.name, n.op) for n in function.nodes if n.name.rpartition(".")[2] in ("q_norm", "k_norm")]
     return [(name, op.eps, op.offset) for name, op in found if isinstance(op, RmsNorm)]
 
@@ -195,10 +195,10 @@ def check_twin(read: Spec) -> None:
     for kind in read.kinds:
         wanted = [(leaf.label, type(leaf.part)) for leaf in leaves(whole.layers[whole.kinds.index(kind)])]
         assert [(leaf.label, type(leaf.part)) for leaf in leaves(small.layers[small.kinds.index(kind)])] == wanted
-    assert compiled(twin).parameters < 8_000_000
-    assert ops(compiled(twin), apart=False) == ops(compiled(read), apart=False)
-    larger = ops(compiled(read))
-    more = [each for each in ops(compiled(twin)) if not any(tells_apart(each, other, {}) for other in larger)]
+    assert compile_spec(twin).parameters < 8_000_000
+    assert ops(compile_spec(twin), apart=False) == ops(compile_spec(read), apart=False)
+    larger = ops(compile_spec(read))
+    more = [each for each in ops(compile_spec(twin)) if not any(tells_apart(each, other, {}) for other in larger)]
     assert not more, f"sizes are equal in the twin alone, so that which is which does not show: {more}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from blockc.language.spec import from_tree
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.source import Entry, MappingNode, SequenceNode, SpecError, Tree, parse
 from tests.spec_text import changed, finding, made, spec
 from tests.spec_variants import VARIANTS
@@ -154,7 +154,7 @@ def test_any_value_anywhere_is_read_or_refused_with_a_place(variant: str) -> Non
             new = put(tree, path, value)
             assert isinstance(new, MappingNode)
             try:
-                compiled(from_tree(new))
+                compile_spec(from_tree(new))
             except SpecError as error:
                 for found in error.findings:
                     assert found.message

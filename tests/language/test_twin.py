@@ -17,7 +17,7 @@ from blockc.language.parts.twin import Rule
 from blockc.language.spec import from_tree
 from blockc.language.spec.classes import DOCUMENT, Keys
 from blockc.language.spec.keys import Document, Embedding
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.proof.matrix import prove
 from blockc.source import parse, plain
 from tests.spec_orders import ORDERS
@@ -105,7 +105,7 @@ def test_an_attention_that_parts_alone_have_shrinks_with_its_heads() -> None:
     assert attention["heads"] < 16 and attention["heads"] == 4 * attention["kv_heads"]
     assert attention["rope"]["dims"] == 16 and attention["window"] == 5
     assert found["width"] == attention["heads"] * 32  # the ratio of 1024 to 16 heads of 64, half of which turns
-    assert prove(compiled(shrink(from_tree(parse(text, "s.yaml")))), targets=()).holds
+    assert prove(compile_spec(shrink(from_tree(parse(text, "s.yaml")))), targets=()).holds
 
 
 def test_a_twin_of_a_twin_is_itself() -> None:

@@ -17,7 +17,7 @@ from blockc.importing import from_config
 from blockc.ir import Array
 from blockc.language.spec import from_tree
 from blockc.layouts import Layout, LayoutError, gguf_layout, layout
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.weights.rules import Rules, group_sizes, pack, rules, unpack
 from tests.structures import SPECS, twin
 
@@ -57,7 +57,7 @@ def of(name: str) -> list[Rules]:
     if name in IMPORTED:
         made = from_tree(from_config(json.dumps(IMPORTED[name]).encode(), "config.json", name).tree)
         assert made.top.checkpoint == name
-        functions.append(compiled(shrink(made)).function)
+        functions.append(compile_spec(shrink(made)).function)
     return [rules(layout(name), function, group_sizes(function)) for function in functions]
 
 

@@ -25,9 +25,9 @@ from blockc.ir.reach import Constant, Leaks, Length, Places, Tokens
 from blockc.language.parts.twin import LENGTH
 from blockc.ops import Longest, RotaryTable
 from blockc.passes import verify
-from blockc.pipeline.compiled import PORTABLE, Compiled, compiled
-from blockc.products.folder import FolderError, beside
-from blockc.products.genai import context
+from blockc.pipeline.compiled import PORTABLE, Compiled, compile_spec
+from blockc.products.folder import FolderError, product_inputs
+from blockc.products.genai import context_of
 from blockc.proof.cases import Case
 from blockc.proof.matrix import TOLERANCE, prove
 from blockc.proof.runners import Onnx, Oracle, Params, Torch
@@ -197,7 +197,7 @@ def test_the_proof_runs_both_sides_and_says_what_no_cache_can_hold(kind: str) ->
 
 @each_kind
 def test_a_twin_has_both_sides(kind: str) -> None:
-    made = compiled(shrink(model(kind).spec))
+    made = compile_spec(shrink(model(kind).spec))
     assert [side.original for side in made.sides] == [LENGTH] and made.spec.top.context >= 2 * LENGTH
 
 
@@ -240,8 +240,10 @@ def test_a_session_refuses_to_cross_and_goes_on_on_one_side(kind: str, target: T
 
 
 def test_genai_which_goes_on_with_its_cache_is_told_of_one_side() -> None:
-    assert {kind: context(beside(model(kind), PORTABLE, {})) for kind in SCALINGS} == dict.fromkeys(SCALINGS, LENGTH)
-    assert context(beside(twin(NAME), PORTABLE, {})) == twin(NAME).spec.top.context > LENGTH
+    assert {kind: context_of(product_inputs(model(kind), PORTABLE, {})) for kind in SCALINGS} == dict.fromkeys(
+        SCALINGS, LENGTH
+    )
+    assert context_of(product_inputs(twin(NAME), PORTABLE, {})) == twin(NAME).spec.top.context > LENGTH
 
 
 def _truth(kind: str, rows: list[list[int]], count: int) -> Array:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes  # pyright: ignore[reportPrivateUsage]
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
-from blockc.emit.onnx import emit, serialised
+from blockc.emit.onnx import emit_onnx, serialise
 from blockc.graph import interp
 from blockc.ir import Array, B, Dtype, Function, Input, Node, Op, S, Sample, T, Type, dim, node, tensor
 from blockc.ir.reach import Allows, Clock, Constant, Leaks, Tokens
@@ -122,7 +122,7 @@ def in_torch(op: Op, args: tuple[Array, ...], params: dict[str, Array]) -> list[
 
 
 def in_onnx(function: Function, inputs: dict[str, Array], params: dict[str, Array]) -> list[Array]:
-    model = serialised(emit(function, {}))
+    model = serialise(emit_onnx(function, {}))
     onnx.checker.check_model(onnx.load_from_string(model), full_check=True)
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     wanted = {i.name for i in session.get_inputs()}

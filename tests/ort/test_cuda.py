@@ -22,7 +22,7 @@ from benchmarks.gpu import main
 from benchmarks.gpu_loop import Truth
 from benchmarks.gpu_matrix import matrix
 from benchmarks.gpu_session import opened, shape_arithmetic, split
-from blockc.emit.onnx import emit, serialised
+from blockc.emit.onnx import emit_onnx, serialise
 from blockc.graph import interp
 from blockc.graph.target import Dtype, Logits, Target
 from blockc.ir import GraphError, Op, Sample
@@ -40,9 +40,9 @@ from blockc.ops import (
     Sinusoidal,
     Xielu,
 )
-from blockc.ort.lowering import swaps
+from blockc.ort.lowering import swaps_for
 from blockc.ort.ops import FUSED, BoundedBias, GroupQueryAttention, Lengths, MaskBias, RotaryRows, Slots
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.runtime.opening import _CUDA  # pyright: ignore[reportPrivateUsage]
 from blockc.weights.rules import random_parameters
 from tests.cuda_kernels import lacks, placed, value_types
@@ -57,7 +57,7 @@ CPU_ONLY = {MaskBias, BoundedBias, Slots, Lengths, GroupQueryAttention}  # what 
 
 @cache
 def full(name: str) -> Compiled:
-    return compiled(load(ROOT / "specs" / f"{name}.yaml"))
+    return compile_spec(load(ROOT / "specs" / f"{name}.yaml"))
 
 
 @cache
@@ -161,7 +161,9 @@ def test_every_op_has_kernels(op: type[Op]) -> None:
     for sample in samples(op):
         for dtype in ("fp16", "bf16"):
             target = Target("cuda", dtype)
-            model = onnx.load_from_string(serialised(emit(one_node(sample), {}, dtype=dtype, swaps=swaps(target))))
+            model = onnx.load_from_string(
+                serialise(emit_onnx(one_node(sample), {}, dtype=dtype, swaps=swaps_for(target)))
+            )
             opset = next(i.version for i in model.opset_import if not i.domain)
             types = value_types(model.graph)
             assert not [why for n in model.graph.node if (why := lacks(n, opset, types))]
@@ -195,7 +197,7 @@ def agrees(sample: Sample) -> None:
     params = random_parameters(function, 3)
     inputs = {f"a{k}": array for k, array in enumerate(sample.args)}
     wanted = interp.run(function, inputs, params)
-    model = serialised(emit(function, {}, dtype="fp32", swaps=swaps(CUDA)))
+    model = serialise(emit_onnx(function, {}, dtype="fp32", swaps=swaps_for(CUDA)))
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     known = {value.name for value in session.get_inputs()}
     cast = {k: a.astype(np.float32) if a.dtype.kind == "f" else a for k, a in {**inputs, **params}.items()}

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from blockc import api
-from blockc.emit.onnx import emit, serialised
+from blockc.emit.onnx import emit_onnx, serialise
 from blockc.graph import interp
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
@@ -22,7 +22,7 @@ from blockc.ops import Attention, Rotary
 from blockc.ops.buffer import BUFFER
 from blockc.ort.ops import FUSED, GroupQueryAttention, SkipNorm
 from blockc.passes import verify
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof import prove
 from blockc.proof.cases import Case
 from blockc.proof.feeding import empty_states
@@ -37,11 +37,11 @@ SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
 
 
 def full(name: str) -> Compiled:
-    return compiled(load(ROOT / "specs" / f"{name}.yaml"))
+    return compile_spec(load(ROOT / "specs" / f"{name}.yaml"))
 
 
 def twin(name: str) -> Compiled:
-    return compiled(shrink(load(ROOT / "specs" / f"{name}.yaml")))
+    return compile_spec(shrink(load(ROOT / "specs" / f"{name}.yaml")))
 
 
 # Each fused op by itself
@@ -72,7 +72,7 @@ def test_a_fused_op_is_its_kernel(op: type[Op], i: int) -> None:
     params = random_parameters(function, 3)
     inputs = {f"a{k}": array for k, array in enumerate(sample.args)}
     wanted = interp.run(function, inputs, params)
-    session = onnxruntime.InferenceSession(serialised(emit(function, {})), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(serialise(emit_onnx(function, {})), providers=["CPUExecutionProvider"])
     known = {value.name for value in session.get_inputs()}
     cast = {k: a.astype(np.float32) if a.dtype.kind == "f" else a for k, a in {**inputs, **params}.items()}
     given = {k: a for k, a in cast.items() if k in known}
@@ -171,7 +171,7 @@ head: {tied: true}
 )
 def test_attention_is_fused_where_it_is_legal(head_dim: int, dims: int, reason: str) -> None:
     text = BASE.replace("HEAD", str(head_dim)).replace("DIMS", str(dims))
-    model = compiled(from_tree(parse(text, "small.yaml")))
+    model = compile_spec(from_tree(parse(text, "small.yaml")))
     assert [left.reason for left in model.left(CPU) if left.node.endswith("mixed")] == ([reason] * 2 if reason else [])
     assert any(isinstance(n.op, GroupQueryAttention) for n in model.flat(CPU).nodes) == (not reason)
     verify(model.flat(CPU))
@@ -191,7 +191,7 @@ def test_alibi_is_the_bias_of_the_kernel() -> None:
 
 def left(head_dim: int, dims: int, target: Target) -> set[str]:
     text = BASE.replace("HEAD", str(head_dim)).replace("DIMS", str(dims)).replace("depth: 2", "depth: 1")
-    unfused = compiled(from_tree(parse(text, "small.yaml"))).left(target)
+    unfused = compile_spec(from_tree(parse(text, "small.yaml"))).left(target)
     return {each.reason for each in unfused if each.node.endswith("mixed")}
 
 
@@ -260,7 +260,7 @@ def test_decoding_after_a_prompt_padded_on_the_right(name: str) -> None:
 
 def kernel(turned: bool) -> tuple[onnxruntime.InferenceSession, dict[str, NDArray[np.generic]]]:
     sample = GroupQueryAttention.samples()[2 if turned else 0]
-    data = serialised(emit(one_node(sample), {}))
+    data = serialise(emit_onnx(one_node(sample), {}))
     arrays = {f"a{i}": a.astype(np.float32) if a.dtype.kind == "f" else a for i, a in enumerate(sample.args)}
     return onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]), arrays
 

@@ -33,7 +33,7 @@ from blockc.ort.fuse import fuse
 from blockc.ort.join import join_projections
 from blockc.ort.ops import GroupQueryAttention, RowQueryAttention
 from blockc.passes import last_token, verify
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.weights.rules import random_parameters
 from tests.paths import ROOT
 
@@ -234,7 +234,7 @@ def test_biases_are_joined_as_matrices_are() -> None:
 
 
 def test_what_the_last_token_leaves_is_fused_but_for_the_last_attention() -> None:
-    fused = fuse(last_token(compiled(shrink(load(ROOT / "specs" / "llama3-8b.yaml"))).graph), CPU)
+    fused = fuse(last_token(compile_spec(shrink(load(ROOT / "specs" / "llama3-8b.yaml"))).graph), CPU)
     left = {each.node: each.reason for each in fused.left}
     assert left["layers.1.attention.mixed"] == "it has fewer new queries than new keys"
     assert "layers.0.attention.mixed" not in left

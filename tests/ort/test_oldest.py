@@ -14,8 +14,8 @@ from blockc.basics.opsets import OPSETS
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
 from blockc.language.spec import load
-from blockc.ort.kernels import OLDEST, OLDEST_HALF, OLDEST_LAST, OLDEST_OWN, oldest, release
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.ort.kernels import OLDEST, OLDEST_HALF, OLDEST_LAST, OLDEST_OWN, oldest_release, parse_release
+from blockc.pipeline.compiled import Compiled, compile_spec
 from tests.oldest import record
 from tests.paths import ROOT
 
@@ -31,12 +31,12 @@ TARGETS = (
 # Sinks and groups of heads; caps, windows and offsets; biases of alibi; neighbours turned; clips, norms without a bias.
 SPECS = (("llama3-8b", "attention.sinks=true"), ("gemma2-9b",), ("bloom-560m",), ("gpt-j-6b",), ("olmo1.7-7b",))
 OFFLINE = ("NewConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ProxyError", "NameResolutionError")
-VERSIONS = sorted({*OLDEST.values(), OLDEST_LAST, OLDEST_HALF, OLDEST_OWN}, key=release)
+VERSIONS = sorted({*OLDEST.values(), OLDEST_LAST, OLDEST_HALF, OLDEST_OWN}, key=parse_release)
 packaged = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the oldest have packages for Python 3.11")
 
 
 def twin(name: str, *assignments: str) -> Compiled:
-    return compiled(shrink(load(ROOT / "specs" / f"{name}.yaml", assignments)))
+    return compile_spec(shrink(load(ROOT / "specs" / f"{name}.yaml", assignments)))
 
 
 def python(version: str, folder: Path) -> Path:
@@ -75,7 +75,7 @@ def judged(interpreter: Path, folder: Path) -> tuple[str, dict[str, str]]:
 @packaged
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_oldest_onnxruntime_computes_what_it_is_said_to(version: str, tmp_path: Path) -> None:
-    chosen = [target for target in TARGETS if oldest(target) == version]
+    chosen = [target for target in TARGETS if oldest_release(target) == version]
     assert chosen
     interpreter = python(f"{version}.0", tmp_path / "env")
     for name, *more in SPECS:
@@ -91,7 +91,7 @@ def test_the_oldest_onnxruntime_computes_what_it_is_said_to(version: str, tmp_pa
 @packaged
 def test_the_release_before_is_wrong(tmp_path: Path) -> None:
     """So the usual graphs want no more than they must, and a runtime that is wrong is seen."""
-    assert oldest(Target()) == oldest(Target("cpu")) == "1.28"
+    assert oldest_release(Target()) == oldest_release(Target("cpu")) == "1.28"
     interpreter = python("1.27.0", tmp_path / "env")
     model = twin("bloom-560m")
     for i, target in enumerate((Target(), Target("cpu"), Target(opset=22))):

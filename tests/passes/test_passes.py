@@ -53,7 +53,7 @@ from blockc.ops import (
     VisibleBothWays,
 )
 from blockc.passes import last_token, verify, with_buffer, with_cache
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import parse
 from blockc.weights.rules import random_parameters
 from tests.paths import ROOT
@@ -79,11 +79,11 @@ head: {tied: false}
 
 @cache
 def twin(name: str, *changes: str) -> Compiled:
-    return compiled(shrink(load(SPECS[NAMES.index(name)], changes)))
+    return compile_spec(shrink(load(SPECS[NAMES.index(name)], changes)))
 
 
 def said(text: str) -> Compiled:
-    return compiled(from_tree(parse(text, "x.yaml")))
+    return compile_spec(from_tree(parse(text, "x.yaml")))
 
 
 # Ops that leak on purpose
@@ -286,7 +286,7 @@ def test_faults_inside_called_functions_are_found() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_form_of_every_spec_is_verified_at_full_size(name: str) -> None:
-    made = compiled(load(SPECS[NAMES.index(name)]))
+    made = compile_spec(load(SPECS[NAMES.index(name)]))
     for function in (made.function, made.served, made.graph, made.flat(LAST)):
         verify(function)
 

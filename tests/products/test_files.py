@@ -22,7 +22,7 @@ import pytest
 from blockc import api, cli
 from blockc.graph.target import Target
 from blockc.products import folder
-from blockc.products.manifest import MANIFEST, MODEL, PROOF, SPEC, FolderError, file_names, read
+from blockc.products.manifest import MANIFEST, MODEL, PROOF, SPEC, FolderError, file_names, read_manifest
 from blockc.products.staging import staging
 from blockc.proof import Proof
 from blockc.runtime import Session, SessionError
@@ -33,7 +33,7 @@ HOLDS = Proof("twin", ())
 
 
 def run(*arguments: str) -> int:
-    return cli.guarded(lambda: cli.app(list(arguments), standalone_mode=False))
+    return cli.run_guarded(lambda: cli.app(list(arguments), standalone_mode=False))
 
 
 def held(out: Path) -> dict[str, bytes]:
@@ -85,7 +85,7 @@ def test_a_folder_of_the_users_own_is_refused_whole(
     now = held(out)
     for name in ("thesis.txt", DATA, PROOF):  # of which no build is written over: the first no build writes at all
         assert now[name] == mine[name]
-    assert now["model.py"] != mine["model.py"] and read(out)
+    assert now["model.py"] != mine["model.py"] and read_manifest(out)
     here = tmp_path / "here"
     of_the_users_own(here)
     monkeypatch.chdir(here)
@@ -103,7 +103,7 @@ def test_what_was_edited_since_the_build_is_refused_and_forced(
 ) -> None:
     """Whether the next build writes it or, as of verify.json, does not."""
     out, model = tmp_path / "out", api.compile(spec)
-    folder.write(model, out, Target(), HOLDS)
+    folder.write_build(model, out, Target(), HOLDS)
     with (out / name).open("ab") as file:
         file.write(b"# mine")
     (out / "notes.txt").write_text("mine")
@@ -118,11 +118,11 @@ def test_what_was_edited_since_the_build_is_refused_and_forced(
 
 def test_what_a_build_left_is_replaced_and_goes(spec: Path, weights: Path, tmp_path: Path) -> None:
     out, model = tmp_path / "out", api.compile(spec)
-    folder.write(model, out, Target(), HOLDS)
+    folder.write_build(model, out, Target(), HOLDS)
     (weights.parent / "tokenizer.json").write_text("{}")
     for mode in ("pack", "link", None):
         api.build(model, out, proof=False, weights=weights if mode else None, mode=mode)
-        assert held(out).keys() == {*read(out).names, MANIFEST}
+        assert held(out).keys() == {*read_manifest(out).names, MANIFEST}
 
 
 def test_bytes_that_would_be_the_same_are_no_loss(spec: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_bytes_that_would_be_the_same_are_no_loss(spec: Path, tmp_path: Path) ->
 def test_a_manifest_of_an_earlier_format_wants_force(spec: Path, weights: Path, tmp_path: Path) -> None:
     """Then what it lists goes as it would have gone, where its bytes are those that it lists."""
     out, model = tmp_path / "out", api.compile(spec)
-    folder.write(model, out, Target(), HOLDS)
+    folder.write_build(model, out, Target(), HOLDS)
     said = json.loads((out / MANIFEST).read_text())
     del said["blockc_build"]
     (out / MANIFEST).write_text(json.dumps(said))
@@ -152,7 +152,7 @@ def test_a_manifest_of_an_earlier_format_wants_force(spec: Path, weights: Path, 
     with pytest.raises(FolderError, match="an older blockc .* wrote it, in format 1, and this one reads 2: build the"):
         api.verify(out)
     api.build(model, out, proof=False, force=True)
-    assert not (out / PROOF).exists() and read(out)
+    assert not (out / PROOF).exists() and read_manifest(out)
 
 
 def test_the_last_name_of_weights_is_not_replaced_by_other_weights(spec: Path, weights: Path, tmp_path: Path) -> None:
@@ -375,9 +375,9 @@ def test_verify_recomputes_each_statement(
     kind: str, path: tuple[str, ...], value: Any, builds: Callable[[str], Path], unproved: None
 ) -> None:
     out = builds(kind)
-    assert folder.check(out).proof is HOLDS
+    assert folder.check_build(out).proof is HOLDS
     edited(out, *path, value=value)
-    found = folder.check(out)
+    found = folder.check_build(out)
     assert found.outdated and found.proof is None
     if path[0] not in ("target", "versions"):
         assert found.outdated == (f"{MANIFEST}: {path[0]}",)
@@ -402,7 +402,7 @@ def test_so_it_does_with_what_is_said_of_weights(
     out = builds(kind)
     edited(out, *path, value=value)
     try:
-        found = folder.check(out)
+        found = folder.check_build(out)
         assert found.proof is None and (found.changed or found.outdated)
     except FolderError as error:
         assert MANIFEST in str(error)
@@ -511,7 +511,7 @@ def test_a_foreign_configuration_is_read_with_the_same_suspicion(tmp_path: Path,
     from blockc.bench import opening
 
     at = tmp_path / "genai_config.json"
-    count = opening._genai  # pyright: ignore[reportPrivateUsage]
+    count = opening._genai_count  # pyright: ignore[reportPrivateUsage]
     for said, found in (('{"model": {"context_length": 8}}', 8), ('{"model": {"context_length": 1e30}}', None),
                         ('{"model": {"context_length": true}}', None), ('{"model": []}', None)):  # fmt: skip
         at.write_text(said)
@@ -591,24 +591,24 @@ def test_a_copy_is_the_build_it_is_of(
 ) -> None:
     out, to = builds(kind), tmp_path / "copy"
     COPIES[how](out, to)
-    assert folder.check(to, deep=kind == "linked") == folder.Checked((), (), HOLDS)
+    assert folder.check_build(to, deep=kind == "linked") == folder.CheckResult((), (), HOLDS)
     if kind != "bare":
         said = list(Session(out).generate([[3, 1, 4]], 4))
         assert list(Session(to).generate([[3, 1, 4]], 4)) == said
     api.build(twin("llama3-8b"), to, proof=False)
     weights = {path.name for path in to.glob("*.safetensors")}  # of a copy they are the last name
-    assert held(to).keys() == {*read(to).names, MANIFEST} | weights
+    assert held(to).keys() == {*read_manifest(to).names, MANIFEST} | weights
 
 
 def test_a_touched_source_is_the_one_that_was_linked(spec: Path, weights: Path, tmp_path: Path, unproved: None) -> None:
     out = tmp_path / "out"
     api.build(api.compile(spec), out, proof=False, weights=weights, mode="link", deep=True)
     os.utime(weights, (1, 1))
-    assert Session(out) and folder.check(out, deep=True) == folder.Checked((), (), HOLDS)
+    assert Session(out) and folder.check_build(out, deep=True) == folder.CheckResult((), (), HOLDS)
     data = weights.read_bytes()
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert folder.check(out) == folder.Checked((), (), HOLDS)
-    (changed,) = folder.check(out, deep=True).changed
+    assert folder.check_build(out) == folder.CheckResult((), (), HOLDS)
+    (changed,) = folder.check_build(out, deep=True).changed
     assert changed.startswith("model.safetensors: ")
 
 
@@ -631,7 +631,7 @@ def test_what_a_build_may_write_is_what_builds_write(spec: Path, weights: Path, 
     for runtime, mode in (("genai", "pack"), (None, "link")):
         built = api.build(model, tmp_path / mode, weights=weights, mode=mode, products=[runtime] if runtime else [])  # pyright: ignore
         found |= {path.name for path in built.files}
-    proved = folder.write(model, tmp_path / "proved", Target(), HOLDS)
+    proved = folder.write_build(model, tmp_path / "proved", Target(), HOLDS)
     found |= {path.name for path in proved.files}
     assert found == {*file_names(), MANIFEST, DATA, "model.safetensors"}
 
@@ -651,6 +651,6 @@ def test_what_an_adapter_changed_is_verified_too(mode: Any, tmp_path: Path, unpr
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(said))
     out = tmp_path / "out"
     api.build(model, out, proof=False, weights=tmp_path / "in", mode=mode, adapters=[tmp_path / "adapter"], deep=True)
-    assert folder.check(out, deep=mode == "link") == folder.Checked((), (), HOLDS)
+    assert folder.check_build(out, deep=mode == "link") == folder.CheckResult((), (), HOLDS)
     build = api.build(model, tmp_path / "plain", proof=False, weights=tmp_path / "in", mode=mode)
     assert build.files and (tmp_path / "plain" / DATA).exists() == (mode == "pack")

@@ -17,13 +17,13 @@ import pytest
 import tokenizers
 
 from blockc import api
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.graph import interp
 from blockc.graph.contract import Contract
 from blockc.graph.target import Logits, Target
 from blockc.language.spec import from_tree
-from blockc.pipeline.compiled import PORTABLE, Compiled, compiled
-from blockc.products.genai import CONFIG, GenaiError, config, files
+from blockc.pipeline.compiled import PORTABLE, Compiled, compile_spec
+from blockc.products.genai import CONFIG, GenaiError, make_config, make_files
 from blockc.products.product import ProductError
 from blockc.source import override, parse
 from blockc.weights.gguf import GGUF
@@ -191,7 +191,7 @@ def said(*changes: str) -> Compiled:
     tree = parse(UNEVEN, "uneven.yaml")
     for change in changes:
         tree = override(tree, change)
-    return compiled(from_tree(tree))
+    return compile_spec(from_tree(tree))
 
 
 def graph(model: Compiled, target: Target = PORTABLE) -> tuple[bytes, dict[str, np.ndarray]]:
@@ -216,23 +216,23 @@ def test_layers_of_unlike_caches_generate(kv_heads: str, target: Target, tmp_pat
         (2, 16),
         (4 if kv_heads else 2, 32),
     ]
-    decoder = config(model.contract(target), SAYS, 64)["model"]["decoder"]
+    decoder = make_config(model.contract(target), SAYS, 64)["model"]["decoder"]
     assert "head_size" not in decoder and decoder.get("num_key_value_heads") == (None if kv_heads else 2)
     assert decoder["num_hidden_layers"] == 3
-    for name, held in {"model.onnx": data, **files(model.contract(target), SAYS, 64)}.items():
+    for name, held in {"model.onnx": data, **make_files(model.contract(target), SAYS, 64)}.items():
         (tmp_path / name).write_bytes(held)
     assert generated(tmp_path, [FIRST, SECOND]) == [greedy(model, params, row) for row in (FIRST, SECOND)]
 
 
 def test_layers_that_remember_are_counted_and_no_others() -> None:
-    decoder = config(serves(said(SOME)), SAYS, 64)["model"]["decoder"]
+    decoder = make_config(serves(said(SOME)), SAYS, 64)["model"]["decoder"]
     assert (decoder["num_hidden_layers"], decoder["num_key_value_heads"], decoder["head_size"]) == (1, 2, 16)
 
 
 def test_the_configuration_is_what_the_graph_says() -> None:
     """Another graph, another configuration: nothing comes from a name or from the spec."""
     contract = serves(said())
-    made = config(contract, SAYS, 64)
+    made = make_config(contract, SAYS, 64)
     assert made["model"]["decoder"]["inputs"] == {
         "input_ids": "input_ids",
         "attention_mask": "attention_mask",
@@ -241,7 +241,7 @@ def test_the_configuration_is_what_the_graph_says() -> None:
         "past_value_names": "past_key_values.%d.value",
     }
     assert (made["model"]["vocab_size"], made["model"]["context_length"], made["search"]["max_length"]) == (96, 64, 64)
-    made = config(replace(contract, inputs=contract.inputs[:2], vocab=97), SAYS, 64)
+    made = make_config(replace(contract, inputs=contract.inputs[:2], vocab=97), SAYS, 64)
     assert "position_ids" not in made["model"]["decoder"]["inputs"] and made["model"]["vocab_size"] == 97
 
 
@@ -249,7 +249,7 @@ def test_a_buffer_is_shared_only_where_every_layer_writes_in_place() -> None:
     """head_dim 12 is none that onnxruntime's fused attention takes, so that one layer of these joins its cache."""
     odd = "layers={pattern: [plain, odd], kinds: {plain: {}, odd: {attention: {head_dim: 12, rope: none}}}}"
     shared = [
-        config(serves(said("depth=2", *change), target), SAYS, 64)["search"]["past_present_share_buffer"]
+        make_config(serves(said("depth=2", *change), target), SAYS, 64)["search"]["past_present_share_buffer"]
         for change, target in (((), PORTABLE), ((), FUSED), ((odd,), FUSED))
     ]
     assert shared == [False, True, False]
@@ -260,7 +260,7 @@ def test_genai_takes_no_key_that_it_does_not_know(place: str, tmp_path: Path) ->
     """So that to be loaded is to be read: each key that is written is one of genai's."""
     data, _ = graph(said())
     (tmp_path / "model.onnx").write_bytes(data)
-    made = config(serves(said()), SAYS, 64)
+    made = make_config(serves(said()), SAYS, 64)
     assert made.keys() == {"model", "search"}, "genai lets strange sections stand"
     (tmp_path / CONFIG).write_text(json.dumps(made))
     onnxruntime_genai.Model(str(tmp_path))
@@ -279,7 +279,7 @@ def test_genai_takes_no_key_that_it_does_not_know(place: str, tmp_path: Path) ->
 def special(**companions: Any) -> dict[str, Any]:
     """The ids and the defaults of sampling, from these companions."""
     held = {f"{name}.json": json.dumps(value).encode() for name, value in companions.items()}
-    made = config(serves(said()), held, 64)
+    made = make_config(serves(said()), held, 64)
     ids = {key: value for key, value in made["model"].items() if key.endswith("_token_id")}
     return ids | {
         key: value for key, value in made["search"].items() if key not in ("max_length", "past_present_share_buffer")
@@ -310,7 +310,7 @@ def test_sampling_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     data, _ = graph(said())
     for name, held in {
         "model.onnx": data,
-        **files(serves(said()), {"generation_config.json": json.dumps(config_).encode()}, 64),
+        **make_files(serves(said()), {"generation_config.json": json.dumps(config_).encode()}, 64),
     }.items():
         (tmp_path / name).write_bytes(held)
     onnxruntime_genai.Model(str(tmp_path))
@@ -355,7 +355,7 @@ def test_special_tokens_of_a_gguf_file() -> None:
 
 def test_an_encoder_is_refused() -> None:
     with pytest.raises(GenaiError, match="with a cache, and this model has none: it looks both ways"):
-        config(serves(said("attention.causal=false")), SAYS, 64)
+        make_config(serves(said("attention.causal=false")), SAYS, 64)
 
 
 def test_a_buffer_of_the_portable_graph_is_refused(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_a_buffer_of_the_portable_graph_is_refused(tmp_path: Path) -> None:
         built("llama3-8b", tmp_path, Target(cache="buffer"))
     assert not (tmp_path / "out").exists()
     with pytest.raises(GenaiError, match="its input write_indices"):
-        config(serves(said(), Target(cache="buffer")), SAYS, 64)
+        make_config(serves(said(), Target(cache="buffer")), SAYS, 64)
 
 
 def test_a_graph_that_picks_is_refused(tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ LATENT = {"state": "latent", "past": "past_key_values.0.latent", "present": "pre
 def test_a_cache_of_another_form_is_refused(edit: Any, why: str) -> None:
     contract = serves(said())
     with pytest.raises(GenaiError, match=why):
-        config(replace(contract, held=edit(contract.held)), SAYS, 64)
+        make_config(replace(contract, held=edit(contract.held)), SAYS, 64)
 
 
 def test_a_model_without_weights_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
@@ -430,9 +430,9 @@ def test_a_tokenizer_without_its_configuration_is_given_one(tmp_path: Path) -> N
         "chat_template.jinja": b"{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}",
     }
     data, _ = graph(said())
-    made = files(serves(said()), held, 64)
+    made = make_files(serves(said()), held, 64)
     assert made.keys() == {CONFIG, "tokenizer_config.json"}
-    assert files(serves(said()), {**held, "tokenizer_config.json": b"{}"}, 64).keys() == {CONFIG}
+    assert make_files(serves(said()), {**held, "tokenizer_config.json": b"{}"}, 64).keys() == {CONFIG}
     for name, content in {"model.onnx": data, **held, **made}.items():
         (tmp_path / name).write_bytes(content)
     model: Any = onnxruntime_genai.Model(str(tmp_path))
@@ -454,7 +454,7 @@ def test_the_command_writes_such_a_folder_or_says_why_not(tmp_path: Path, capsys
     def command(*arguments: str) -> int:
         spec, out = str(tmp_path / "spec.yaml"), str(tmp_path / "out")
         words = ["build", spec, "--out", out, "--no-verify", "--target", "genai", *arguments]
-        return guarded(lambda: app(words, standalone_mode=False))
+        return run_guarded(lambda: app(words, standalone_mode=False))
 
     (tmp_path / "spec.yaml").write_text(twin("llama3-8b").resolved_yaml())
     save(tmp_path / "in" / "model.safetensors", tensors(twin("llama3-8b")))

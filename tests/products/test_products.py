@@ -13,13 +13,13 @@ from blockc import api
 from blockc.graph.target import Target
 from blockc.products import registry
 from blockc.products.genai import CONFIG
-from blockc.products.product import Beside, Product, chosen, together
+from blockc.products.product import Product, ProductInputs, choose_products, make_all_files
 from tests.checkpoints import save, tensors, twin
 
 SAYS = json.dumps({"eos_token_id": 0}).encode()
 
 
-def _card(beside: Beside) -> Mapping[str, bytes]:
+def _card(beside: ProductInputs) -> Mapping[str, bytes]:
     """How many layers remember, and what comes with the checkpoint."""
     return {"card.json": json.dumps([len(beside.contract.held), sorted(beside.companions)]).encode()}
 
@@ -91,10 +91,10 @@ def test_what_one_of_them_does_not_take_refuses_both(weights: Path, tmp_path: Pa
 
 def test_unlike_files_of_one_name_are_refused(weights: Path, tmp_path: Path) -> None:
     other = replace(CARD, name="other", runtime="another reader", files=lambda beside: {"card.json": b"[]"})
-    beside = Beside(twin("llama3-8b").spec, Target(), twin("llama3-8b").contract(Target()), {})
+    beside = ProductInputs(twin("llama3-8b").spec, Target(), twin("llama3-8b").contract(Target()), {})
     with pytest.raises(api.ProductError, match="a card reader and another reader want unlike files card.json"):
-        together([CARD, other], beside)
-    assert together([CARD, replace(CARD, name="same")], beside).keys() == {"card.json"}
+        make_all_files([CARD, other], beside)
+    assert make_all_files([CARD, replace(CARD, name="same")], beside).keys() == {"card.json"}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,6 @@ def test_a_product_makes_its_own_files_alone(
 
 def test_a_product_that_is_not_there_is_named(weights: Path) -> None:
     with pytest.raises(api.UsageError, match="no product is called gguf: expected card or genai"):
-        chosen(["genai", "gguf"], registry.PRODUCTS)
+        choose_products(["genai", "gguf"], registry.PRODUCTS)
     with pytest.raises(api.UsageError, match="no product is called gguf"):
         api.build(twin("llama3-8b"), weights.parent / "out", proof=False, weights=weights, products=["gguf"])

@@ -26,7 +26,7 @@ from blockc.graph.target import Target
 from blockc.language.spec import load
 from blockc.products import folder
 from blockc.products import staging as module
-from blockc.products.manifest import MANIFEST, PROOF, FolderError, digest_of, read
+from blockc.products.manifest import MANIFEST, PROOF, FolderError, digest_of, read_manifest
 from blockc.products.staging import staging
 from blockc.proof import Proof
 from blockc.weights.plan import DATA
@@ -166,9 +166,9 @@ def weights(tmp_path: Path) -> Path:
 
 def whole(out: Path) -> bool:
     """The build verifies, but for its proof."""
-    said = read(out)
+    said = read_manifest(out)
     same = all(digest_of(out / name) == hash_ for name, hash_ in said.files.items())
-    return same and not folder._changed_weights(out, said)  # pyright: ignore[reportPrivateUsage]
+    return same and not folder._find_changed_weights(out, said)  # pyright: ignore[reportPrivateUsage]
 
 
 def settle(out: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_lock_ends_with_its_holder(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def run(*arguments: str) -> int:
-    return cli.guarded(lambda: cli.app(list(arguments), standalone_mode=False))
+    return cli.run_guarded(lambda: cli.app(list(arguments), standalone_mode=False))
 
 
 def test_a_folder_that_looks_decided_and_is_none_is_left_alone(tmp_path: Path) -> None:
@@ -503,15 +503,15 @@ def test_a_change_inside_a_linked_file_is_seen_by_verify_deep(
     api.build(api.compile(spec), out, proof=False, weights=weights, mode="link", deep=True)
     holds = Proof("twin", ())
     monkeypatch.setattr(folder, "prove", lambda *_, **__: holds)
-    assert folder.check(out, deep=True) == folder.Checked((), (), holds)
+    assert folder.check_build(out, deep=True) == folder.CheckResult((), (), holds)
     status = weights.stat()
     data = weights.read_bytes()
     with weights.open("r+b") as file:  # in place: its other name is in the build
         file.write(data[:-1] + bytes([data[-1] ^ 1]))
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert folder.check(out) == folder.Checked((), (), holds)
+    assert folder.check_build(out) == folder.CheckResult((), (), holds)
     last = list(tensors(twin("llama3-8b")))[-1]
-    assert folder.check(out, deep=True).changed == (f"model.safetensors: {last}",)
+    assert folder.check_build(out, deep=True).changed == (f"model.safetensors: {last}",)
     assert run("verify", str(out), "--deep") == 1
     assert capsys.readouterr().err == f"blockc: {out / 'model.safetensors'}: {last}: changed since it was built\n"
     assert run("verify", str(spec), "--deep") == 2
@@ -519,7 +519,7 @@ def test_a_change_inside_a_linked_file_is_seen_by_verify_deep(
     del manifest["weights"]["tensors"]
     (out / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(FolderError, match="holds no digests of linked tensors: build the folder with --deep"):
-        folder.check(out, deep=True)
+        folder.check_build(out, deep=True)
 
 
 @pytest.mark.parametrize(("bits", "said"), [

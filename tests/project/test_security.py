@@ -14,7 +14,7 @@ import pytest
 from blockc import api
 from blockc.checks.checking import check_text
 from blockc.language.spec import from_tree
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.products import folder
 from blockc.source import parse
 from tests.paths import ROOT
@@ -216,7 +216,7 @@ def test_a_description_is_a_text(text: str) -> None:
 def _emitted(description: str) -> str:
     line = f"description: {json.dumps(description)}"
     text = re.sub(r"^description: .*$", lambda _: line, BLOCK, flags=re.MULTILINE)
-    return compiled(from_tree(parse(text, "x.yaml"))).model_py()
+    return compile_spec(from_tree(parse(text, "x.yaml"))).model_py()
 
 
 def _without_texts(tree: ast.AST) -> str:
@@ -247,7 +247,7 @@ def test_the_python_of_a_foreign_build_is_not_run(tmp_path: Path) -> None:
     manifest = json.loads((out / folder.MANIFEST).read_text())
     manifest["files"]["model.py"] = folder.digest(source.encode())
     (out / folder.MANIFEST).write_text(json.dumps(manifest))
-    assert folder.check(out).outdated == ("model.py",)
+    assert folder.check_build(out).outdated == ("model.py",)
     assert not mark.exists()
 
 
@@ -255,14 +255,14 @@ def test_the_python_of_a_foreign_build_is_not_run(tmp_path: Path) -> None:
 def test_a_foreign_manifest_is_no_fault_of_ours(text: str, tmp_path: Path) -> None:
     (tmp_path / folder.MANIFEST).write_text(text, encoding="latin-1")
     with pytest.raises(folder.FolderError, match="not a manifest"):
-        folder.check(tmp_path)
+        folder.check_build(tmp_path)
 
 
 def test_a_manifest_of_any_size_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / folder.MANIFEST).open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(folder.FolderError, match="larger than 16,777,216 bytes"):
-        folder.check(tmp_path)
+        folder.check_build(tmp_path)
 
 
 # The figures of docs/security.md

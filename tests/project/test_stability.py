@@ -13,9 +13,9 @@ import pytest
 
 import blockc.cli.common
 from blockc import api
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.diagnostics import CODES
-from blockc.products.manifest import FORMAT, MANIFEST, read
+from blockc.products.manifest import FORMAT, MANIFEST, read_manifest
 from tests import stability
 from tests.bad import renew
 
@@ -24,7 +24,7 @@ MANIFESTS = sorted((stability.HERE / "manifests").glob("*.json"))
 
 
 def run(line: str) -> int:
-    return guarded(lambda: app(line.split(), standalone_mode=False))
+    return run_guarded(lambda: app(line.split(), standalone_mode=False))
 
 
 # Promises of names, keys and meanings
@@ -94,7 +94,7 @@ def test_exit_codes_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    given[guarded(interrupted)] = "interrupted"
+    given[run_guarded(interrupted)] = "interrupted"
     said = {int(code): what for code, what in re.findall(r"^\| (\d+) \| ([^|]+?) \|$", PAGE, re.MULTILINE)}
     assert said.keys() == given.keys() and all(said[code].startswith(what) for code, what in given.items())
     common = blockc.cli.common
@@ -112,7 +112,7 @@ def test_a_manifest_of_each_format_is_kept() -> None:
 
 def test_a_build_of_this_format_is_read(tmp_path: Path) -> None:
     shutil.copy(stability.HERE / "manifests" / f"{FORMAT}.json", tmp_path / MANIFEST)
-    assert read(tmp_path).blockc_build == FORMAT
+    assert read_manifest(tmp_path).blockc_build == FORMAT
 
 
 def test_other_keys_of_a_manifest_are_another_format(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_an_older_build_is_said_to_be_older_and_what_to_do(
     with pytest.raises(api.FolderError, match="--force"):
         api.build(model, out, proof=False)
     api.build(model, out, proof=False, force=True)
-    assert read(out).blockc_build == FORMAT
+    assert read_manifest(out).blockc_build == FORMAT
 
 
 def test_a_newer_build_is_said_to_be_newer(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_newer_build_is_said_to_be_newer(tmp_path: Path) -> None:
     with pytest.raises(
         api.FolderError, match=rf"a newer blockc 9\.1 wrote it, in format {FORMAT + 1}, .* update blockc"
     ):
-        read(tmp_path)
+        read_manifest(tmp_path)
 
 
 # The page, and what compares

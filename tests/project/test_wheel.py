@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import blockc
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.language.spec import resolved_text
 from tests.checkpoints import save, tensors, twin
 from tests.paths import ROOT
@@ -128,7 +128,7 @@ def test_the_wheel_alone_says_and_writes_what_the_repository_does(
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
     for line, wanted in SAME.items():
-        code = guarded(lambda line=line: app(line.split(), standalone_mode=False))
+        code = run_guarded(lambda line=line: app(line.split(), standalone_mode=False))
         ours = capsys.readouterr()
         assert alone.said[line] == (code, ours.out, ours.err), line
         assert code == wanted, line

@@ -30,9 +30,9 @@ from blockc.ir import Array, Node, inline, parameters
 from blockc.language.spec import from_tree
 from blockc.layouts import layout
 from blockc.ops import Attention, Rotary, RotaryTable, Scale, Visible
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof.cases import Case, cases
-from blockc.proof.matrix import Truth, compare
+from blockc.proof.matrix import Truth, compare_run
 from blockc.proof.runners import Onnx, Oracle, Runner, Torch
 from blockc.source import SpecError, override, parse
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules, unpack
@@ -66,7 +66,7 @@ def said(*changes: str, text: str = BASE) -> Compiled:
     tree = parse(text, "small.yaml")
     for change in changes:
         tree = override(tree, change)
-    return compiled(from_tree(tree))
+    return compile_spec(from_tree(tree))
 
 
 def refusal(*changes: str) -> str:
@@ -97,7 +97,7 @@ def agree(made: Compiled, some: tuple[Case, ...] | None = None, but: str = "") -
     params = weights(made)
     for runner in (r for r in runners(made) if r.name != but):
         for case in chosen:
-            row = compare(Truth(made, params), runner, case)
+            row = compare_run(Truth(made, params), runner, case)
             assert row.holds, row
 
 
@@ -594,8 +594,8 @@ def test_the_tolerance_tells_activations_apart(one: str, other: str) -> None:
     params = weights(made[one])
     for kind, wrong in ((one, other), (other, one)):
         for right, runner in zip(runners(made[kind]), runners(made[wrong]), strict=True):
-            assert compare(Truth(made[kind], params), right, whole).holds
-            row = compare(Truth(made[kind], params), runner, whole)
+            assert compare_run(Truth(made[kind], params), right, whole).holds
+            row = compare_run(Truth(made[kind], params), runner, whole)
             assert not row.holds, row
             assert row.error > 3 * row.tolerance
 

@@ -17,7 +17,7 @@ from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
 from blockc.ir import parameters
 from blockc.language.spec import from_tree, load
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof import Proof, prove
 from blockc.proof.cases import Case
 from blockc.proof.matrix import TOLERANCE
@@ -33,12 +33,12 @@ _proofs: dict[str, Proof] = {}
 
 
 def full(name: str) -> Compiled:
-    return compiled(load(SPECS[name]))
+    return compile_spec(load(SPECS[name]))
 
 
 def proof(name: str) -> Proof:
     if name not in _proofs:
-        _proofs[name] = prove(compiled(shrink(load(SPECS[name]))), only=None if whole(name) else SAMPLE)
+        _proofs[name] = prove(compile_spec(shrink(load(SPECS[name]))), only=None if whole(name) else SAMPLE)
     return _proofs[name]
 
 
@@ -96,7 +96,7 @@ def test_fused_is_unfused(name: str) -> None:
 
 def test_block_4x4_that_looks_both_ways() -> None:
     spec = shrink(load(ROOT / "specs" / "block-4x4.yaml", ("attention.causal=false",)))
-    result = prove(compiled(spec))
+    result = prove(compile_spec(spec))
     assert result.complete, result.table()
     assert {row.variant for row in result.rows} == {"full", "labels", "padded left", "padded right", "full, no mask"}
 
@@ -135,13 +135,13 @@ layers:
 def odd(more: str) -> Compiled:
     said = {line.partition(":")[0] for line in more.splitlines() if not line.startswith(" ")}
     kept = [line for line in BASE.strip().splitlines() if line.partition(":")[0] not in said]
-    return compiled(from_tree(parse("\n".join([*kept, more.replace("attention: none\n", ""), ""]), "odd.yaml")))
+    return compile_spec(from_tree(parse("\n".join([*kept, more.replace("attention: none\n", ""), ""]), "odd.yaml")))
 
 
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_structures(kind: str) -> None:
     model = odd(ODD[kind])
-    for each in (model, compiled(shrink(model.spec))):
+    for each in (model, compile_spec(shrink(model.spec))):
         result = prove(each)
         assert result.complete, result.table()
 
@@ -149,7 +149,7 @@ def test_odd_structures(kind: str) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_rows_that_are_padding_give_finite_numbers(name: str, tmp_path: Path) -> None:
     """Also a row of nothing else, on every backend."""
-    twin = compiled(shrink(load(SPECS[name])))
+    twin = compile_spec(shrink(load(SPECS[name])))
     (tmp_path / "model.py").write_text(twin.model_py())
     params = random_parameters(twin.function, 1)
     tokens = np.arange(4)
@@ -160,7 +160,7 @@ def test_rows_that_are_padding_give_finite_numbers(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", SPECS)
 def test_every_parameter_of_a_twin_is_random(name: str) -> None:
-    twin = compiled(shrink(load(SPECS[name])))
+    twin = compile_spec(shrink(load(SPECS[name])))
     for path, array in random_parameters(twin.function, 20).items():
         assert not ((array == 0) | (array == 1)).any(), path
         assert array.size == 1 or array.std() > 0, path
@@ -207,9 +207,9 @@ def test_the_tolerance_is_tight() -> None:
 def test_405b_builds_in_400_megabytes(tmp_path: Path) -> None:
     script = (
         "import json, re\n"
-        "from blockc.cli import app, guarded\n"
+        "from blockc.cli import app, run_guarded\n"
         f"arguments = ['build', 'specs/llama3.1-405b.yaml', '--no-verify', '--out', {str(tmp_path)!r}]\n"
-        "code = guarded(lambda: app(arguments, standalone_mode=False))\n"
+        "code = run_guarded(lambda: app(arguments, standalone_mode=False))\n"
         "peak = 1024 * int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])\n"
         "print(json.dumps([code, peak]))\n"
     )

@@ -14,7 +14,7 @@ from blockc import api
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
 from blockc.language.spec import load
-from blockc.pipeline.compiled import compiled
+from blockc.pipeline.compiled import compile_spec
 from blockc.products import folder
 from blockc.proof import prove
 from blockc.proof.matrix import TOLERANCE
@@ -163,7 +163,7 @@ BUGS = (
 
 def built(name: str, out: Path) -> Path:
     """The twin of a spec as a build of its own."""
-    folder.write(compiled(shrink(load(SPECS / f"{name}.yaml"))), out, Target(), None)
+    folder.write_build(compile_spec(shrink(load(SPECS / f"{name}.yaml"))), out, Target(), None)
     return out
 
 
@@ -185,8 +185,8 @@ def test_a_bug_in_model_py_is_caught_and_named(bug: Bug, tmp_path: Path) -> None
         return data.decode().replace(bug.old, bug.new).encode()
 
     edited(out, "model.py", plant)
-    assert api.verify(out) == folder.Checked((), ("model.py",), None)  # it is not even run
-    proof = prove(compiled(load(out / "spec.resolved.yaml")), out / "model.py", targets=())
+    assert api.verify(out) == folder.CheckResult((), ("model.py",), None)  # it is not even run
+    proof = prove(compile_spec(load(out / "spec.resolved.yaml")), out / "model.py", targets=())
     assert not proof.holds
     wrong = {row.variant: row for row in proof.rows if not row.holds}
     assert {row.backend for row in wrong.values()} == {"torch"}

@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 import torch
 
-from blockc.emit.onnx import emit, serialised
+from blockc.emit.onnx import emit_onnx, serialise
 from blockc.graph import interp
 from blockc.graph.shrink import shrink
 from blockc.ir import Array, Function, Node, Value, called, inline, is_call, parameters
@@ -32,7 +32,7 @@ from blockc.ops import (
     RotaryTable,
     SplitHeads,
 )
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import MappingNode, override
 from blockc.weights.rules import random_parameters
 from tests.paths import ROOT
@@ -71,7 +71,7 @@ def small(name: str, *changes: str) -> Spec:
 
 @cache
 def twin(name: str, *changes: str) -> Compiled:
-    return compiled(small(name, *changes))
+    return compile_spec(small(name, *changes))
 
 
 @cache
@@ -274,7 +274,7 @@ def walk_back(value: Value) -> tuple[list[Value], Value]:
 
 
 def test_block_70_of_llama_70b_reads_138_contributions() -> None:
-    made = compiled(load(SPECS[NAMES.index("llama3-70b")]))
+    made = compile_spec(load(SPECS[NAMES.index("llama3-70b")]))
     nodes = {n.name: n for n in made.graph.nodes}
     added, start = walk_back(nodes["layers.69.attention_norm"].inputs[0])
     assert start.node.name == "embedding"
@@ -285,7 +285,7 @@ def test_block_70_of_llama_70b_reads_138_contributions() -> None:
 
 
 def test_with_post_norm_nothing_is_a_sum_back_to_the_embedding() -> None:
-    made = compiled(load(SPECS[NAMES.index("llama3-70b")], ("norm.placement=post",)))
+    made = compile_spec(load(SPECS[NAMES.index("llama3-70b")], ("norm.placement=post",)))
     added, start = walk_back(next(n for n in made.graph.nodes if n.name == "head").inputs[0])
     assert (added, start.node.name) == ([], "layers.79.mlp_post_norm")
 
@@ -375,7 +375,7 @@ def test_rope_turns_queries_and_keys_only(name: str) -> None:
 
 @pytest.mark.parametrize("name", ROPE)
 def test_the_product_of_query_and_key_depends_on_their_distance_alone(name: str) -> None:
-    ops = [n.op for n in compiled(load(SPECS[NAMES.index(name)])).graph.nodes]
+    ops = [n.op for n in compile_spec(load(SPECS[NAMES.index(name)])).graph.nodes]
     table, rotary = (next(op for op in ops if isinstance(op, kind)) for kind in (RotaryTable, TURNS))
     random = np.random.RandomState(2)
     q, k = random.randn(2, rotary.head_dim)
@@ -673,7 +673,7 @@ def by_hand() -> dict[str, Array]:
 
 
 def hand_layer(changes: tuple[str, ...]) -> tuple[Compiled, Function]:
-    made = compiled(load(SPECS[NAMES.index("block-4x4")], changes))
+    made = compile_spec(load(SPECS[NAMES.index("block-4x4")], changes))
     return made, called(next(n for n in made.function.nodes if is_call(n)))
 
 
@@ -715,7 +715,7 @@ def test_a_block_by_hand_in_torch_and_onnxruntime(changes: tuple[str, ...], want
         out, present = block(torch.from_numpy(STREAM).float(), torch.from_numpy(SEES_ITSELF), None, use_cache=False)
     assert present is None
     near(out.numpy(), wanted)
-    session = onnxruntime.InferenceSession(serialised(emit(inline(layer), {})), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(serialise(emit_onnx(inline(layer), {})), providers=["CPUExecutionProvider"])
     given = {"x": STREAM.astype(np.float32), "mask": SEES_ITSELF} | {n: a.astype(np.float32) for n, a in params.items()}
     near(session.run(["out"], given)[0], wanted)
 

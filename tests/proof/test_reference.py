@@ -14,7 +14,7 @@ import torch
 
 from blockc.ir import Array
 from blockc.language.spec import resolved
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof.cases import Case
 from blockc.proof.matrix import TOLERANCE
 from blockc.proof.runners import Onnx, Oracle, Runner, Torch
@@ -191,7 +191,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 def changed(name: str, change: dict[str, Any]) -> Compiled:
-    return compiled(spec_of(_merged(resolved(_twin(name).spec), change)))
+    return compile_spec(spec_of(_merged(resolved(_twin(name).spec), change)))
 
 
 def _merged(keys: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from blockc.graph.target import Target
 from blockc.ir import Array
 from blockc.ort.ops import GroupQueryAttention, RowQueryAttention
 from blockc.proof.cases import Case, cases
-from blockc.proof.matrix import RUN_AS, Truth, compare
+from blockc.proof.matrix import RUN_AS, Truth, compare_run
 from blockc.proof.runners import Onnx, Oracle
 from blockc.weights.rules import random_parameters
 from tests.spec_text import made
@@ -110,5 +110,5 @@ def test_sinks_are_in_the_kernel_whatever_it_is_fed(target: Target) -> None:
     for runner in (Oracle(model.flat(target), derived=model.derived(target)), kernel):
         for case in cases(40, cached=True):
             if not case.labels and not case.several_on_a_past:
-                row = compare(truth, runner, case)
+                row = compare_run(truth, runner, case)
                 assert row.holds, row

@@ -23,13 +23,13 @@ from blockc.ir.derive import Join
 from blockc.language.spec import load
 from blockc.ops import Top
 from blockc.ort.ops import RowQueryAttention
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.products import folder
 from blockc.products.folder import COUNTED, digest
 from blockc.products.staging import FolderError
 from blockc.proof import Proof, Row, prove, targets_of
 from blockc.proof.cases import cases
-from blockc.proof.matrix import RUN_AS, TOLERANCE, Truth, compare
+from blockc.proof.matrix import RUN_AS, TOLERANCE, Truth, compare_run
 from blockc.proof.runners import Onnx, Oracle, Runner
 from blockc.weights.rules import random_parameters
 from tests.conftest import UNLIKE
@@ -47,7 +47,7 @@ CASES = frozenset(
 
 
 def twin(name: str) -> Compiled:
-    return compiled(shrink(load(ROOT / "specs" / f"{name}.yaml")))
+    return compile_spec(shrink(load(ROOT / "specs" / f"{name}.yaml")))
 
 
 def held(name: str, backend: str, dtype: str, cases: set[str] = CASES, last: bool = True) -> None:
@@ -133,7 +133,7 @@ def rows_of(name: str, target: Target) -> list[Row]:
         for case in cases(model.spec.top.vocab, cached=True)
         if not case.labels and case.masked and case.name != "chunked"
     ]
-    return [compare(truth, runner, case) for runner in runners for case in several]
+    return [compare_run(truth, runner, case) for runner in runners for case in several]
 
 
 @pytest.mark.parametrize("name", ["gemma2-9b", "gpt2"])
@@ -186,7 +186,7 @@ def test_a_build_is_proved_in_the_form_that_is_written(tmp_path: Path, monkeypat
 
 def test_what_is_packed() -> None:
     for name in SPECS:
-        model = compiled(load(ROOT / "specs" / f"{name}.yaml"))
+        model = compile_spec(load(ROOT / "specs" / f"{name}.yaml"))
         made = model.derived(PACKED)
         attentions = [layer.keys.attention for layer in model.spec.distinct]
         normed = any(a and (a.qk_norm or a.clip) for a in attentions)  # something stands between them and the heads
@@ -199,9 +199,9 @@ def test_what_is_packed() -> None:
 def test_rows_are_padded_on_the_right_where_attention_goes_by_their_lengths() -> None:
     """Which is not where four numbers a head, or rope over 20 of them, are nothing for the kernel, nor with alibi."""
     for name in SPECS:
-        model = compiled(load(ROOT / "specs" / f"{name}.yaml"))
+        model = compile_spec(load(ROOT / "specs" / f"{name}.yaml"))
         lowered = any(layer.keys.attention and layer.keys.attention.alibi for layer in model.spec.distinct)
-        for each in (model, compiled(shrink(model.spec))):
+        for each in (model, compile_spec(shrink(model.spec))):
             narrow = name == "block-4x4" or (name == "stablelm-3b" and each is model)
             expected = "joined" if narrow or lowered else "rows"
             assert each.contract(CUDA).feeding == each.contract(ROWS).feeding == expected, name
@@ -212,7 +212,7 @@ def test_rows_are_padded_on_the_right_where_attention_goes_by_their_lengths() ->
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("target", COUNTED.values(), ids=COUNTED)
 def test_nodes_are_counted_as_they_are_emitted(name: str, target: Target) -> None:
-    model = compiled(load(ROOT / "specs" / f"{name}.yaml"))
+    model = compile_spec(load(ROOT / "specs" / f"{name}.yaml"))
     counted = model.nodes(target)
     graph = onnx.load_from_string(model.onnx(target)).graph
     assert counted["all"] == len(graph.node)

@@ -22,7 +22,7 @@ from blockc.graph.shrink import shrink
 from blockc.ir import Array
 from blockc.language.spec import Spec, from_tree, load, resolved
 from blockc.layouts import layout
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import parse
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules
 from tests.paths import ROOT
@@ -69,7 +69,7 @@ class Outside:
 
 
 def twin(name: str) -> Compiled:
-    return compiled(shrink(load(SPECS / f"{name}.yaml")))
+    return compile_spec(shrink(load(SPECS / f"{name}.yaml")))
 
 
 def spec_of(keys: Keys) -> Spec:

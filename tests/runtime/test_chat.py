@@ -32,7 +32,7 @@ CONVERSATIONS = (
 
 def rendered(folder: Path, text: str, messages: list[dict[str, str]]) -> str:
     (folder / "chat_template.jinja").write_text(text)
-    return chat.rendered(folder, SimpleNamespace(special=SPECIAL), messages)  # type: ignore[arg-type]
+    return chat.render_chat(folder, SimpleNamespace(special=SPECIAL), messages)  # type: ignore[arg-type]
 
 
 # What takes memory or time
@@ -107,7 +107,7 @@ def test_the_sandbox_alone_refuses_a_length_by_number() -> None:
     """Where the system does not limit memory: before any is taken."""
     for name in takewhile(lambda name: name != "doubling by ~", HOSTILE):
         with pytest.raises(Exception, match="would make a text, a list or a number beyond 1,000,000"):
-            template.rendered(HOSTILE[name], {}, chat.MOST)
+            template.render_template(HOSTILE[name], {}, chat.MOST)
 
 
 def test_large_numbers_that_are_no_lengths_are_let_through(tmp_path: Path) -> None:
@@ -280,4 +280,4 @@ def test_a_template_that_is_no_text_is_refused_by_its_path(data: bytes | None, t
     path = tmp_path / "chat_template.jinja"
     path.mkdir() if data is None else path.write_bytes(data)
     with pytest.raises(SessionError, match=r"chat_template\.jinja: not a (text in UTF-8|regular file)"):
-        chat.rendered(tmp_path, SimpleNamespace(special=SPECIAL), [USER])  # type: ignore[arg-type]
+        chat.render_chat(tmp_path, SimpleNamespace(special=SPECIAL), [USER])  # type: ignore[arg-type]

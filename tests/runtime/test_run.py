@@ -17,9 +17,9 @@ import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from blockc import api
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.runtime import Session, SessionError, chat
-from blockc.runtime.stream import Stream
+from blockc.runtime.stream import TextStream
 from blockc.runtime.text import Tokenizer
 from tests.checkpoints import ROOT, save, tensors, twin
 
@@ -86,7 +86,7 @@ def test_a_stream_gives_whole_characters_and_in_the_end_the_whole_text(make: Any
     tokenizer = known(tmp_path, make())
     text = "the cat sat: é, 語, 👩‍🚀 the  cat"
     ids = tokenizer.ids(text)
-    stream = Stream(tokenizer)
+    stream = TextStream(tokenizer)
     parts = [stream.push(token) for token in ids]
     assert "".join(parts) == text == tokenizer.text(ids)
     assert "" in parts and "👩" in parts and not any("�" in part for part in parts)
@@ -98,7 +98,7 @@ def test_what_follows_a_prompt_is_what_the_whole_has_behind_it(make: Any, tmp_pa
     """A space at its head included, and special tokens in it left out."""
     tokenizer = known(tmp_path, make())
     prompt, ids = tokenizer.ids("the cat"), tokenizer.ids("the cat the cat")
-    stream = Stream(tokenizer, prompt)
+    stream = TextStream(tokenizer, prompt)
     end = tokenizer.known.token_to_id("</s>")
     assert "".join(stream.push(token) for token in [end, *ids[len(prompt) :], end]) == " the cat"
 
@@ -109,7 +109,7 @@ def test_a_stream_of_any_text_is_that_text(make: Any, tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     for _ in range(100):
         ids = tokenizer.ids("".join(draw.choice(list("the cat. éßж語🙂👩\u200d\n"), 12)))
-        stream = Stream(tokenizer)
+        stream = TextStream(tokenizer)
         assert "".join(stream.push(token) for token in ids) == tokenizer.text(ids)
 
 
@@ -119,13 +119,13 @@ def test_a_stream_of_any_bytes_is_their_text(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     for _ in range(200):
         ids = draw.integers(0, tokenizer.known.get_vocab_size(), 12).tolist()
-        stream = Stream(tokenizer)
+        stream = TextStream(tokenizer)
         assert "".join(stream.push(token) for token in ids) + stream.rest() == tokenizer.text(ids)
 
 
 def test_a_character_that_never_becomes_whole_comes_at_the_end(tmp_path: Path) -> None:
     tokenizer = known(tmp_path, bytewise())
-    stream = Stream(tokenizer)
+    stream = TextStream(tokenizer)
     half = tokenizer.ids("語")[:2]
     assert [stream.push(token) for token in half] == ["", ""]
     assert stream.rest() == "�" and stream.rest() == ""
@@ -174,18 +174,18 @@ def test_a_chat_is_rendered_as_transformers_does(template: str, tmp_path: Path) 
         wanted = theirs.apply_chat_template(
             messages, chat_template=TEMPLATES[template], tokenize=False, add_generation_prompt=True
         )
-        assert chat.rendered(tmp_path, tokenizer, messages) == wanted
+        assert chat.render_chat(tmp_path, tokenizer, messages) == wanted
 
 
 def test_a_template_may_stand_in_the_tokenizers_config(tmp_path: Path) -> None:
     tokenizer = known(tmp_path, characters(), tokenizer_config={"chat_template": "one {{ messages[0].content }}"})
-    assert chat.rendered(tmp_path, tokenizer, MESSAGES[1:]) == "one Who?\n"
+    assert chat.render_chat(tmp_path, tokenizer, MESSAGES[1:]) == "one Who?\n"
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "two"}]
     known(tmp_path, characters(), tokenizer_config={"chat_template": named})
-    assert chat.rendered(tmp_path, tokenizer, MESSAGES) == "two"
+    assert chat.render_chat(tmp_path, tokenizer, MESSAGES) == "two"
     known(tmp_path, characters(), tokenizer_config={})
     with pytest.raises(SessionError, match=r"no chat template, neither chat_template\.jinja nor in tokenizer_config"):
-        chat.rendered(tmp_path, tokenizer, MESSAGES)
+        chat.render_chat(tmp_path, tokenizer, MESSAGES)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_template_can_do_no_harm_and_says_what_is_wrong(template: str, why: st
     tokenizer = known(tmp_path, characters())
     (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(SessionError, match=why):
-        chat.rendered(tmp_path, tokenizer, MESSAGES)
+        chat.render_chat(tmp_path, tokenizer, MESSAGES)
 
 
 # The command
@@ -225,7 +225,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: str | Path) -> int:
-    return guarded(lambda: app(["run", *map(str, arguments)], standalone_mode=False))
+    return run_guarded(lambda: app(["run", *map(str, arguments)], standalone_mode=False))
 
 
 def wanted(folder: Path, prompt: str, tokens: int, special: bool = True) -> str:
@@ -279,7 +279,10 @@ def test_run_goes_on_from_the_highest_logits_alone(
 ) -> None:
     few = tmp_path / "few"
     built = ("build", str(folder.parent / "out" / "spec.resolved.yaml"), "--weights", str(folder.parent / "in"))
-    assert guarded(lambda: app([*built, "--logits", "5", "--out", str(few), "--no-verify"], standalone_mode=False)) == 0
+    assert (
+        run_guarded(lambda: app([*built, "--logits", "5", "--out", str(few), "--no-verify"], standalone_mode=False))
+        == 0
+    )
     drawing = ("--temperature", "1.2", "--seed", "1")
     for arguments in ((), (*drawing, "--top-k", "5")):
         texts: list[str] = []
@@ -380,7 +383,7 @@ def test_the_api_writes_what_the_command_prints(
     options: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [f"--{key.replace('_', '-')}{'' if value is True else f'={value}'}" for key, value in options.items()]
-    said = [guarded(lambda text=text: app(["run", str(folder), "--prompt", text, "--tokens", "9", *words],
+    said = [run_guarded(lambda text=text: app(["run", str(folder), "--prompt", text, "--tokens", "9", *words],
                                           standalone_mode=False)) for text in (PROMPT, SECOND)]  # fmt: skip
     assert said == [0, 0]
     (first, *_), second = capsys.readouterr().out.split("\n"), api.run(folder, [SECOND], tokens=9, **options)

@@ -24,10 +24,10 @@ from blockc.graph import interp
 from blockc.graph.target import Target
 from blockc.ir import Array
 from blockc.language.spec import from_tree
-from blockc.pipeline.compiled import Compiled, compiled
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof.matrix import RUN_AS, TOLERANCE
 from blockc.runtime import ProviderError, Sampler, Session, SessionError
-from blockc.runtime.cache import Kept
+from blockc.runtime.cache import HostTensor
 from blockc.source import parse
 from blockc.weights.rules import random_parameters
 from tests.checkpoints import save, twin
@@ -64,7 +64,7 @@ layers: {pattern: [wide, odd], kinds: {wide: {}, odd: {attention: {head_dim: 12}
 
 
 def model(name: str) -> Compiled:
-    return compiled(from_tree(parse(MIXED, "mixed.yaml"))) if name == "mixed" else twin(name)
+    return compile_spec(from_tree(parse(MIXED, "mixed.yaml"))) if name == "mixed" else twin(name)
 
 
 def rows(name: str) -> list[list[int]]:
@@ -316,7 +316,7 @@ def test_a_folder_that_cannot_be_run_says_why(tmp_path: Path) -> None:
 
 def test_a_model_that_looks_both_ways_cannot_go_on(tmp_path: Path) -> None:
     text = MIXED.replace("heads: 2", "causal: false, heads: 2").replace("name: mixed", "name: encoder")
-    encoder = compiled(from_tree(parse(text, "encoder.yaml")))
+    encoder = compile_spec(from_tree(parse(text, "encoder.yaml")))
     held = {k: v.astype(np.float32) for k, v in random_parameters(encoder.function, 3).items()}
     weights = save(tmp_path / "in" / "model.safetensors", held)
     api.build(encoder, tmp_path / "out", proof=False, weights=weights)
@@ -342,7 +342,7 @@ def test_the_provider_that_was_asked_for_is_the_one_that_runs(
 
 
 def test_bf16_is_held_as_its_bits() -> None:
-    held = Kept(16)
+    held = HostTensor(16)
     held.shaped(2, 3)[:] = 0x3FC0
     assert held.value.element_type() == 16 and held.value.shape() == [2, 3]
     assert held.value.data_ptr() == held.array.ctypes.data

@@ -17,13 +17,13 @@ import pytest
 from blockc.graph.contract import Contract
 from blockc.graph.target import Target
 from blockc.ir import Array
-from blockc.runtime import ProviderError, Sampler, Session, SessionError, Top, greedy
+from blockc.runtime import ProviderError, Sampler, Session, SessionError, TopLogits, greedy
 from blockc.runtime import opening as sessions
-from blockc.runtime.cache import Cache, Kept, Placed
-from blockc.runtime.opening import Opened, opened
+from blockc.runtime.cache import DeviceTensor, HostTensor, SessionCache
+from blockc.runtime.opening import OpenModel, open_model
 from blockc.runtime.sampling import highest
 from blockc.runtime.session import ROUND
-from blockc.runtime.step import Step
+from blockc.runtime.step import DecodeStep
 from tests.runtime.test_session import NEW, build, columns, rows, truth
 from tests.runtime.test_session import greedy as oracles
 
@@ -68,7 +68,7 @@ class Spy:
 
 def captured(folder: Path) -> tuple[Session, Spy]:
     """A session that goes every way of a captured one on the CPU."""
-    model = opened(folder, "cpu", 1, True)
+    model = open_model(folder, "cpu", 1, True)
     spy = Spy(model.session)
     return Session.of(replace(model, session=spy, captured=True)), spy
 
@@ -86,7 +86,7 @@ def test_the_likeliest_token_is_the_oracles_in_a_batch_and_alone(target: str, fo
     session.reset()
     whole = np.stack([truth(NAME, tuple(row))[-1] for row in prompts])
     held = session.prefill(prompts, room=1)
-    assert isinstance(held, Top) and held.logits.dtype == np.float32 and held.tokens.dtype == np.int64
+    assert isinstance(held, TopLogits) and held.logits.dtype == np.float32 and held.tokens.dtype == np.int64
     expected = np.argsort(-whole, axis=-1, kind="stable")[:, : session.model.contract.top]
     if TOPS[target].dtype == "fp32":
         np.testing.assert_array_equal(held.tokens, expected)
@@ -118,8 +118,8 @@ def test_equal_logits_are_told_apart_by_their_tokens() -> None:
     top = highest(row, 6)[None]
     for seed in range(20):
         every = Sampler(1.0, 5, seed=seed)(row[None])
-        assert Sampler(1.0, 5, seed=seed)(Top(row[top], top)) == every
-    assert greedy(Top(row[top], top)) == greedy(row[None]) == [1]
+        assert Sampler(1.0, 5, seed=seed)(TopLogits(row[top], top)) == every
+    assert greedy(TopLogits(row[top], top)) == greedy(row[None]) == [1]
 
 
 def test_fewer_logits_than_are_drawn_from_are_refused(folders: dict[str, Path]) -> None:
@@ -166,7 +166,7 @@ def test_every_step_has_the_same_shapes_and_addresses(target: str, folders: dict
     assert seen[0]["attention_mask"][1] == (3, 128), "the context, where that is shorter than what is rounded to"
     assert seen[0]["input_ids"][1] == (3, 1)
     assert session.step is not None
-    assert all(isinstance(t, Placed) for t in (*session.step.inputs.values(), *session.step.outputs.values()))
+    assert all(isinstance(t, DeviceTensor) for t in (*session.step.inputs.values(), *session.step.outputs.values()))
 
 
 @pytest.mark.parametrize("target", ["for cuda, one", "fused by rows", "buffer"])
@@ -176,7 +176,7 @@ def test_a_bound_step_that_is_not_captured_is_a_call_too(
     session, prompts = Session(folders[target], threads=1), rows(NAME)
     wanted = [oracles(NAME, tuple(row)) for row in prompts]
     assert columns(session.generate(prompts, NEW)) == wanted and session.step is None
-    monkeypatch.setattr(Opened, "bound", property(lambda model: model.contract.fixed))
+    monkeypatch.setattr(OpenModel, "bound", property(lambda model: model.contract.fixed))
     assert columns(session.generate(prompts, NEW)) == wanted and session.step is not None
     assert session.step.options is None and session.step.inputs["attention_mask"].array.shape == (3, 7 + NEW - 1)
 
@@ -231,26 +231,28 @@ def test_a_first_call_may_be_run_several_times(folders: dict[str, Path], monkeyp
 
 def test_what_a_step_reads_elsewhere_lies_there(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nothing is captured: onnxruntime copies an input that lies on the CPU once, when it is bound."""
-    model = opened(folders["for cuda"], "cpu", 1, True)
-    cache = Cache(model, 2, 16)
+    model = open_model(folders["for cuda"], "cpu", 1, True)
+    cache = SessionCache(model, 2, 16)
     cache.model = replace(model, provider="cuda")
     monkeypatch.setattr(cache, "bind", lambda binding, held: None)
     asked: list[str] = []
 
-    def on_the_cpu(element: int, shape: tuple[int, ...], provider: str) -> Placed:
+    def on_the_cpu(element: int, shape: tuple[int, ...], provider: str) -> DeviceTensor:
         asked.append(provider)
-        return Placed(element, shape, "cpu")
+        return DeviceTensor(element, shape, "cpu")
 
     monkeypatch.setattr("blockc.runtime.step.Placed", on_the_cpu)
-    step = Step(cache, 1)
-    assert all(isinstance(tensor, Placed) for tensor in step.inputs.values())
+    step = DecodeStep(cache, 1)
+    assert all(isinstance(tensor, DeviceTensor) for tensor in step.inputs.values())
     assert asked == ["cuda"] * len(model.contract.inputs)
-    assert all(isinstance(tensor, Kept) for tensor in step.outputs.values()), "bf16 logits are read there as their bits"
+    assert all(isinstance(tensor, HostTensor) for tensor in step.outputs.values()), (
+        "bf16 logits are read there as their bits"
+    )
     assert step.options is None
 
 
 def test_a_tensor_that_is_placed_has_one_shape() -> None:
-    placed = Placed(7, (2, 3), "cpu")
+    placed = DeviceTensor(7, (2, 3), "cpu")
     array: Array = np.arange(6).reshape(2, 3)
     placed.write(array.T.copy().T)
     np.testing.assert_array_equal(placed.read(), array)
@@ -273,7 +275,7 @@ def test_what_cannot_be_captured_is_refused(folders: dict[str, Path], monkeypatc
 
     sessions_at = sessions.session_at
     monkeypatch.setattr(sessions, "session_at", on_the_cpu)
-    assert opened(folders["for cuda"], "cuda", 1, True, True).captured
+    assert open_model(folders["for cuda"], "cuda", 1, True, True).captured
     with pytest.raises(SessionError, match="a layer's cache is a new tensor at each step"):
         Session(folders["mixed"], "cuda", capture=True)
     assert asked == [("cuda", True)] * 2
@@ -290,7 +292,7 @@ def test_lengths_are_rounded_so_that_few_are_captured() -> None:
     assert [rounded(n) for n in (1, ROUND, ROUND + 1, 999, 1001)] == [ROUND, ROUND, 2 * ROUND, 1000, 1001]
 
 
-_Bare: Any = sessions.Opened(
+_Bare: Any = sessions.OpenModel(
     name="", context=1000, vocab=1, provider="cpu", contract=Contract((), (), (), "rows", True, 1, ()),
     element=1, session=None,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from blockc.runtime.stream import Stream
+from blockc.runtime.stream import TextStream
 from blockc.runtime.text import Tokenizer
 from tests.checkpoints import ROOT
 
@@ -166,7 +166,7 @@ def test_every_cut_of_a_text_streams_what_decode_has_behind_it(make: Any, text: 
     all_ = tokenizer.text(ids)
     heads = [whole(tokenizer, ids[:i], all_, by_byte) for i in range(len(ids) + 1)]
     for cut in range(len(ids) + 1):
-        stream, said = Stream(tokenizer, ids[:cut]), ""
+        stream, said = TextStream(tokenizer, ids[:cut]), ""
         for i in range(cut, len(ids)):
             said += stream.push(ids[i])
             assert heads[cut] + said == heads[i + 1], (cut, i)
@@ -180,7 +180,7 @@ def test_a_prompt_of_bytes_is_not_cut_inside_a_character(prompt: str, text: str,
     tokenizer = made(byte_fallback)
     before, ids = tokenizer.ids(prompt), tokenizer.ids(prompt + text)
     assert ids[: len(before)] == before
-    stream = Stream(tokenizer, before)
+    stream = TextStream(tokenizer, before)
     assert "".join(map(stream.push, ids[len(before) :])) + stream.rest() == wanted
 
 
@@ -189,7 +189,7 @@ def test_a_character_that_begins_in_the_prompt_is_printed_whole_where_it_ends() 
         tokenizer = made(make)
         ids = tokenizer.ids("a語 ok")
         cut = next(i for i in range(1, len(ids)) if MARK in tokenizer.text(ids[:i]))
-        stream = Stream(tokenizer, ids[:cut])
+        stream = TextStream(tokenizer, ids[:cut])
         assert "".join(map(stream.push, ids[cut:])) == "語 ok"
 
 
@@ -198,10 +198,10 @@ def test_a_character_that_never_ends_is_the_prompts_where_it_begins_there() -> N
         tokenizer = made(make)
         half, after = tokenizer.ids("a語", special=False)[:-1], tokenizer.ids("ok", special=False)
         ids = [token for token in after if tokenizer.text([token])]
-        stream = Stream(tokenizer, half)
+        stream = TextStream(tokenizer, half)
         assert "".join(map(stream.push, ids)).strip() == "ok"
-        assert Stream(tokenizer, half).rest() == ""
-        begun = Stream(tokenizer)
+        assert TextStream(tokenizer, half).rest() == ""
+        begun = TextStream(tokenizer)
         assert "".join(map(begun.push, half)) == "a" and begun.rest() == MARK and begun.rest() == ""
 
 
@@ -212,7 +212,7 @@ def test_any_tokens_of_a_byte_level_vocabulary_stream_as_decode_reads_them(make:
     tokenizer = made(make)
     ids = data.draw(st.lists(st.integers(0, tokenizer.known.get_vocab_size() + 3), max_size=14))
     cut = data.draw(st.integers(0, len(ids)))
-    stream = Stream(tokenizer, ids[:cut])
+    stream = TextStream(tokenizer, ids[:cut])
     said = "".join(map(stream.push, ids[cut:])) + stream.rest()
     before, all_ = tokenizer.text(ids[:cut]), tokenizer.text(ids)
     assert said == all_[len(before if all_.startswith(before) else before.removesuffix(MARK)) :]
@@ -238,7 +238,7 @@ def test_any_tokens_of_a_byte_fallback_vocabulary_are_marked_where_they_are_at_f
     tokenizer = made(byte_fallback)
     lead = st.sampled_from([tokenizer.known.token_to_id(f"<0x{byte:02X}>") for byte in (0x20, 0xE8, 0xF0, 0x9F, 0x98)])
     ids = data.draw(st.lists(lead | st.integers(0, tokenizer.known.get_vocab_size() - 1), max_size=12))
-    stream = Stream(tokenizer)
+    stream = TextStream(tokenizer)
     said = "".join(map(stream.push, ids)) + stream.rest()
     assert said == _read(tokenizer, ids)
     if MARK not in said:
@@ -262,7 +262,7 @@ def test_a_token_costs_the_decoding_of_a_few(make: Any) -> None:
 
     end = tokenizer.known.token_to_id("</s>")
     ids = [*tokenizer.ids("the cat 日本語日本語日本 😀 x" * 40), *[end] * 300, *tokenizer.ids(" the cat" * 40)]
-    stream = Stream(Counting(), ids)
+    stream = TextStream(Counting(), ids)
     assert sum(decoded) < 200
     for token in ids:
         decoded.clear()

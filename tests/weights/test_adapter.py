@@ -17,7 +17,7 @@ from blockc.ir import Array
 from blockc.pipeline.compiled import Compiled
 from blockc.weights.adapter import open_adapter
 from blockc.weights.checkpoint import open_checkpoint
-from blockc.weights.plan import Plan, plan
+from blockc.weights.plan import WeightPlan, plan_weights
 from blockc.weights.rules import unpack
 from tests.checkpoints import rules_of
 from tests.reference.models import OUTSIDE, twin
@@ -50,13 +50,13 @@ def adapted(outside: Any, folder: Path, **said: Any) -> Any:
     return model
 
 
-def planned(model: Compiled, weights: Path, *folders: Path, **said: Any) -> Plan:
+def planned(model: Compiled, weights: Path, *folders: Path, **said: Any) -> WeightPlan:
     adapters = [open_adapter(folder) for folder in folders]
     checkpoint = open_checkpoint(weights)
-    return plan(model.function, checkpoint, model.spec.top.checkpoint, None, "fp32", adapters=adapters, **said)
+    return plan_weights(model.function, checkpoint, model.spec.top.checkpoint, None, "fp32", adapters=adapters, **said)
 
 
-def parameters(made: Plan) -> dict[str, Array]:
+def parameters(made: WeightPlan) -> dict[str, Array]:
     return {
         path: np.concatenate([piece.reshape(-1) for piece in s.pieces()]).reshape(s.rule.shapes[s.part])
         for path, s in made.sources.items()

@@ -30,7 +30,7 @@ from blockc.pipeline.compiled import Compiled
 from blockc.source import SpecError, parse
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.gguf import tokenizer_json
-from blockc.weights.plan import plan
+from blockc.weights.plan import plan_weights
 from blockc.weights.rules import group_sizes, pack, random_parameters
 from tests.checkpoints import ROOT, off_by, twin
 from tests.cli.test_cli import run_without
@@ -313,7 +313,7 @@ def converted_file(case: str, path: Path) -> tuple[dict[str, Array], dict[str, A
 
 
 def read_params(function: Function, path: Path) -> dict[str, Array]:
-    made = plan(function, open_checkpoint(path), "llama", "pack", "fp32")
+    made = plan_weights(function, open_checkpoint(path), "llama", "pack", "fp32")
     shapes = {name: param.shape for name, param in parameters(function).items()}
     return {p: np.concatenate([x.ravel() for x in s.pieces()]).reshape(shapes[p]) for p, s in made.sources.items()}
 

@@ -21,10 +21,10 @@ from blockc.ir import Function
 from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
 from blockc.source import parse
-from blockc.weights.gguf.keys import keys
+from blockc.weights.gguf.keys import metadata_keys
 from blockc.weights.gguf.metadata import Metadata
-from blockc.weights.gguf.rope import scalings
-from blockc.weights.gguf.said import Said
+from blockc.weights.gguf.rope import read_scaling
+from blockc.weights.gguf.said import KeyValue
 from tests.checkpoints import ROOT, twin
 from tests.importing.test_facts import MLPS
 from tests.layouts.test_layouts import GGUF
@@ -160,7 +160,7 @@ def test_the_frequencies_are_those_of_transformers() -> None:
     )  # fmt: skip
     theirs, attention = initial["yarn"](config, torch.device("cpu"))
     said = {"type": "yarn", "factor": 8.0, "original_context_length": 512}
-    wanted, fault = scalings({f"rope.scaling.{k}": Said(k, v) for k, v in said.items()}, None, None)
+    wanted, fault = read_scaling({f"rope.scaling.{k}": KeyValue(k, v) for k, v in said.items()}, None, None)
     assert wanted is not None and not fault
     ours = 10000.0 ** (-np.arange(64) / 64) / wanted.divisors(10000.0, 128)
     assert np.allclose(ours, theirs.numpy(), rtol=5e-7, atol=0)
@@ -318,7 +318,7 @@ def test_a_key_of_what_no_architecture_here_computes_is_refused(key: str, value:
 
 def test_every_key_of_the_package_is_known() -> None:
     """Whatever the gguf package can write of a decoder is compared, harmless with a value, or without effect."""
-    known = keys()
+    known = metadata_keys()
     groups = [value for value in vars(library.Keys).values() if isinstance(value, type)]
     groups += [value for group in groups for value in vars(group).values() if isinstance(value, type)]
     names = {v for group in groups for v in vars(group).values() if isinstance(v, str) and v.startswith("{arch}.")}

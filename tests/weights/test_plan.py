@@ -15,17 +15,16 @@ from blockc.graph.target import Target
 from blockc.ir import Array, parameters
 from blockc.layouts import layout
 from blockc.weights.checkpoint import open_checkpoint
-from blockc.weights.plan import DATA, PAGE, Mode, Plan, largest, narrowed, plan
-from blockc.weights.plan import write as write_data
+from blockc.weights.plan import DATA, PAGE, Mode, WeightPlan, largest, narrow, plan_weights, write_data
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules
 from tests.checkpoints import encoded, rules_of, save, save_sharded, tensors, twin
 
 FP16 = Target(dtype="fp16")
 
 
-def planned(name: str, path: Path, mode: Mode = "link") -> Plan:
+def planned(name: str, path: Path, mode: Mode = "link") -> WeightPlan:
     model = twin(name)
-    return plan(model.function, open_checkpoint(path), model.spec.top.checkpoint, mode, "fp32")
+    return plan_weights(model.function, open_checkpoint(path), model.spec.top.checkpoint, mode, "fp32")
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gemma2-9b", "gpt2", "pythia-410m"])
@@ -160,8 +159,8 @@ def test_rounding_to_bf16_is_that_of_the_library() -> None:
     random = np.random.RandomState(0)
     numbers = np.concatenate([random.standard_normal(10_000), [0, -0.0, 1e-40, 3e38, 1 + 2**-8, 1 + 3 * 2**-8]])
     wanted = numbers.astype(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
-    assert np.array_equal(narrowed(numbers.astype(np.float32), "bf16"), wanted)
-    assert encoded(np.array([1.5], np.float32), "BF16") == narrowed(np.array([1.5], np.float32), "bf16").tobytes()
+    assert np.array_equal(narrow(numbers.astype(np.float32), "bf16"), wanted)
+    assert encoded(np.array([1.5], np.float32), "BF16") == narrow(np.array([1.5], np.float32), "bf16").tobytes()
 
 
 def test_permuted_rows_come_back() -> None:

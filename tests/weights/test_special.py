@@ -11,11 +11,11 @@ import pytest
 
 from blockc import api
 from blockc.basics.errors import CheckpointError
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 from blockc.products.genai import GenaiError
 from blockc.runtime import Session, SessionError
 from blockc.runtime.text import Tokenizer
-from blockc.weights.special import completed, special_ids
+from blockc.weights.special import complete_generation, special_ids
 from tests.checkpoints import save, tensors, twin
 from tests.runtime.test_run import characters
 
@@ -81,7 +81,7 @@ def test_a_run_ends_where_config_json_alone_says(tmp_path: Path, capsys: pytest.
     assert f"generation_config.json: {wanted}" in notes
     capsys.readouterr()
     arguments = ["run", str(tmp_path / "out"), "--prompt", "Gravity is", "--tokens", "9"]
-    assert guarded(lambda: app(arguments, standalone_mode=False)) == 0
+    assert run_guarded(lambda: app(arguments, standalone_mode=False)) == 0
     assert capsys.readouterr().out == tokenizer.text(whole[:at]) + "\n"
 
 
@@ -129,9 +129,9 @@ def test_an_end_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path) -> N
 def test_a_pad_that_is_none_is_left_out_and_told() -> None:
     """As the first Llamas say it. What generation_config.json says stays."""
     config_ = {"pad_token_id": -1, "bos_token_id": 40_000, "eos_token_id": 2, "vocab_size": 32_000}
-    made, told = completed({"temperature": 0.6, "eos_token_id": 3}, config_)
+    made, told = complete_generation({"temperature": 0.6, "eos_token_id": 3}, config_)
     assert made is None
-    made, told = completed({"temperature": 0.6}, config_)
+    made, told = complete_generation({"temperature": 0.6}, config_)
     assert made == {"temperature": 0.6, "eos_token_id": 2}
     assert told == (
         "generation_config.json: eos_token_id 2 added, from config.json",

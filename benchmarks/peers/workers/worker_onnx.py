@@ -9,20 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from blockc.bench.candidate import Candidate, handled
-from blockc.bench.protocol import drawn, memory, serve
+from blockc.bench.candidate import SessionWorker, as_handler
+from blockc.bench.protocol import draw_tokens, memory, serve
 
 
-class Greedy(Candidate):
+class Greedy(SessionWorker):
     def greedy(self, tokens: int, steps: int) -> dict[str, Any]:
-        prompt = drawn(tokens, self.session.model.vocab)
+        prompt = draw_tokens(tokens, self.session.model.vocab)
         return {"tokens": [row[0] for row in self.session.generate([prompt], steps)]}
 
 
 def main() -> None:
     worker = Greedy(Path(sys.argv[1]), "cpu", "--shared" in sys.argv, "--no-prepack" not in sys.argv)
     methods = {"load": worker.load, "prefill": worker.prefill, "decode": worker.decode, "greedy": worker.greedy}
-    serve({name: handled(method) for name, method in methods.items()} | {"memory": lambda: memory() or {}})
+    serve({name: as_handler(method) for name, method in methods.items()} | {"memory": lambda: memory() or {}})
 
 
 if __name__ == "__main__":

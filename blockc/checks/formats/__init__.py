@@ -8,11 +8,11 @@ from blockc.checks.formats import github, json, junit, sarif, text
 from blockc.checks.formats.base import STDIN, Checked
 
 FORMATS: dict[str, Callable[[Sequence[Checked]], str]] = {
-    "text": text.written,
-    "json": json.written,
-    "github": github.written,
-    "sarif": sarif.written,
-    "junit": junit.written,
+    "text": text.render_text,
+    "json": json.render_json,
+    "github": github.render_github,
+    "sarif": sarif.render_sarif,
+    "junit": junit.render_junit,
 }
 
 __all__ = ["FORMATS", "STDIN", "Checked", "github", "json", "junit", "sarif", "text"]

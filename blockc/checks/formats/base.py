@@ -26,7 +26,7 @@ class Checked:
     def __repr__(self) -> str:
         counts = Counter(finding.severity for finding in self.findings)
         said = ", ".join(f"{n} {severity}{'s' * (n != 1)}" for severity, n in counts.items())
-        return f"<Checked {relative(self.file)}: {said or 'clean'}>"
+        return f"<Checked {relative_path(self.file)}: {said or 'clean'}>"
 
     @property
     def wrong(self) -> bool:
@@ -48,12 +48,12 @@ def totals(checked: Sequence[Checked]) -> dict[str, int]:
     return {"files": len(checked), **{f"{severity}s": counts[severity] for severity in SEVERITIES}}
 
 
-def path(place: Place) -> str:
+def path_of(place: Place) -> str:
     """The file from the working folder, with forward slashes: no path of the machine stands in what is kept."""
-    return relative(place.file)
+    return relative_path(place.file)
 
 
-def relative(file: str) -> str:
+def relative_path(file: str) -> str:
     if file == STDIN:
         return STDIN.strip("<>")
     if not os.path.isabs(file):
@@ -71,13 +71,13 @@ def path_in_repository(place: Place) -> str:
     folder.
     """
     if place.file == STDIN:
-        return relative(STDIN)
+        return relative_path(STDIN)
     file = os.path.abspath(place.file)
     for root in _roots(os.getcwd(), os.environ.get("GITHUB_WORKSPACE", "")):
         for at, top in ((file, root), (_real(file), os.path.realpath(root))):
             if at.startswith(os.path.join(top, "")):
                 return inert(os.path.relpath(at, top).replace(os.sep, "/"), PATH_SHOWN)
-    return path(place)
+    return path_of(place)
 
 
 @cache
@@ -92,13 +92,13 @@ def _real(file: str) -> str:
     return os.path.join(os.path.realpath(os.path.dirname(file)), os.path.basename(file))
 
 
-def moved(finding: Finding) -> Finding:
+def relocate(finding: Finding) -> Finding:
     """The finding with its files as they are from the working folder."""
-    others = tuple((label, replace(place, file=path(place))) for label, place in finding.others)
-    return replace(finding, place=replace(finding.place, file=path(finding.place)), others=others)
+    others = tuple((label, replace(place, file=path_of(place))) for label, place in finding.others)
+    return replace(finding, place=replace(finding.place, file=path_of(finding.place)), others=others)
 
 
-def whole(finding: Finding) -> str:
+def full_message(finding: Finding) -> str:
     """The message, and what is known beyond it, a line each."""
     parts = (("expected", finding.expected), ("got", finding.got), ("hint", finding.hint))
     return "\n".join((inert(finding.message), *(f"{label}: {inert(said)}" for label, said in parts if said)))

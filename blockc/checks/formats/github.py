@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blockc.checks.formats.base import Checked, by_severity, path_in_repository, whole
+from blockc.checks.formats.base import Checked, by_severity, full_message, path_in_repository
 from blockc.diagnostics import SEVERITIES
 from blockc.source import Finding
 
@@ -16,7 +16,7 @@ SHOWN = 10
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
-def written(checked: Sequence[Checked]) -> str:
+def render_github(checked: Sequence[Checked]) -> str:
     every = list(by_severity(checked))
     said: list[str] = []
     for severity in SEVERITIES:
@@ -39,7 +39,7 @@ def _command(finding: Finding) -> str:
         "title": finding.code.name,
     }
     said = ",".join(f"{key}={_property(str(value))}" for key, value in properties.items())
-    return f"::{_COMMANDS[finding.severity]} {said}::{_data(whole(finding))}"
+    return f"::{_COMMANDS[finding.severity]} {said}::{_data(full_message(finding))}"
 
 
 def _data(text: str) -> str:

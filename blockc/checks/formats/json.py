@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import blockc
-from blockc.checks.formats.base import Checked, path, totals
+from blockc.checks.formats.base import Checked, path_of, totals
 from blockc.source import Finding, Place
 
 VERSION = 1
 
 
-def written(checked: Sequence[Checked]) -> str:
+def render_json(checked: Sequence[Checked]) -> str:
     document = {
         "version": VERSION,
         "tool": {"name": "blockc", "version": blockc.__version__},
@@ -38,7 +38,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 def _place(place: Place) -> dict[str, Any]:
     return {
-        "file": path(place),
+        "file": path_of(place),
         "line": place.line,
         "column": place.column,
         "end_line": place.line,

@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 from xml.sax.saxutils import escape, quoteattr
 
-from blockc.checks.formats.base import Checked, moved, relative
+from blockc.checks.formats.base import Checked, relative_path, relocate
 from blockc.source import Finding, inert, render
 
 # What XML 1.0 has no way to write: `inert` leaves none but these two.
 _NO_XML = re.compile("[\ufffe\uffff]")
 
 
-def written(checked: Sequence[Checked]) -> str:
+def render_junit(checked: Sequence[Checked]) -> str:
     suite = f'name="blockc check" tests="{len(checked)}" failures="{sum(each.wrong for each in checked)}" errors="0"'
     cases = [line for each in checked for line in _case(each)]
     return "\n".join(('<?xml version="1.0" encoding="UTF-8"?>', "<testsuites>", f"<testsuite {suite}>", *cases,
@@ -23,7 +23,7 @@ def written(checked: Sequence[Checked]) -> str:
 def _case(checked: Checked) -> list[str]:
     against = [finding for finding in checked.findings if checked.counts(finding)]
     beside = [finding for finding in checked.findings if not checked.counts(finding)]
-    lines = [f"<testcase classname={_attribute('blockc.check')} name={_attribute(relative(checked.file))}>"]
+    lines = [f"<testcase classname={_attribute('blockc.check')} name={_attribute(relative_path(checked.file))}>"]
     if against:
         first = f"{against[0].code.name}: {inert(against[0].message)}"
         message = first if len(against) == 1 else f"{first} (and {len(against) - 1} more)"
@@ -34,7 +34,7 @@ def _case(checked: Checked) -> list[str]:
 
 
 def _body(findings: Sequence[Finding]) -> str:
-    return escape(_clean("\n".join(render(moved(finding)) for finding in findings)))
+    return escape(_clean("\n".join(render(relocate(finding)) for finding in findings)))
 
 
 def _attribute(text: str) -> str:

@@ -14,14 +14,14 @@ from typing import Any
 from urllib.parse import quote
 
 import blockc
-from blockc.checks.formats.base import Checked, path_in_repository, whole
+from blockc.checks.formats.base import Checked, full_message, path_in_repository
 from blockc.diagnostics import Code
 from blockc.source import Finding, Place, inert
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def written(checked: Sequence[Checked]) -> str:
+def render_sarif(checked: Sequence[Checked]) -> str:
     every = [finding for each in checked for finding in each.findings]
     rules = sorted({finding.code for finding in every}, key=lambda code: code.name)
     seen: Counter[str] = Counter()
@@ -46,7 +46,7 @@ def _result(finding: Finding, rule: int, seen: Counter[str]) -> dict[str, Any]:
         "ruleId": finding.code.name,
         "ruleIndex": rule,
         "level": finding.severity,
-        "message": {"text": whole(finding)},
+        "message": {"text": full_message(finding)},
         "locations": [{"physicalLocation": _location(finding.place)}],
         "partialFingerprints": {"primaryLocationLineHash": _fingerprint(finding, seen)},
     }

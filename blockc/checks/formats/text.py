@@ -8,17 +8,17 @@ from blockc.checks.formats.base import Checked
 from blockc.source import inert, render
 
 
-def written(checked: Sequence[Checked]) -> str:
-    said = [lines(each) for each in checked]
-    return "\n".join(filter(None, (*(part for each in said for part in each), verdict(checked)))) + "\n"
+def render_text(checked: Sequence[Checked]) -> str:
+    said = [render_lines(each) for each in checked]
+    return "\n".join(filter(None, (*(part for each in said for part in each), verdict_of(checked)))) + "\n"
 
 
-def lines(checked: Checked) -> tuple[str, str]:
+def render_lines(checked: Checked) -> tuple[str, str]:
     """Its findings, and that it is right, each where there is such."""
     found = "\n".join(render(finding) for finding in checked.findings)
     return found, "" if checked.wrong else f"{inert(checked.file)}: ok"
 
 
-def verdict(checked: Sequence[Checked]) -> str:
+def verdict_of(checked: Sequence[Checked]) -> str:
     wrong = sum(each.wrong for each in checked)
     return f"blockc: {wrong} of {len(checked)} specs are wrong" if wrong else ""

@@ -26,7 +26,7 @@ from blockc.ops import (
     Visible,
 )
 from blockc.ort.fuse.rewrite import Mismatch, Rewrite
-from blockc.ort.kernels import lacks, lacks_heads, lacks_rope
+from blockc.ort.kernels import why_no_heads, why_no_kernel, why_no_rope
 from blockc.ort.ops import (
     BoundedBias,
     GroupQueryAttention,
@@ -61,7 +61,7 @@ class _Heads:
 
 
 @dataclass(frozen=True)
-class _Matched:
+class _Match:
     """The nodes around an attention that one kernel replaces."""
 
     attention: Node
@@ -83,7 +83,7 @@ class _Matched:
 
     @property
     def rotary(self) -> Rotary | None:
-        return None if self.q.rotary is None else _of(Rotary, self.q.rotary)
+        return None if self.q.rotary is None else _op_of(Rotary, self.q.rotary)
 
     @property
     def table(self) -> Node | None:
@@ -91,9 +91,9 @@ class _Matched:
         return None if self.q.rotary is None else self.q.rotary.inputs[1].node
 
 
-def attentions(rewrite: Rewrite) -> None:
+def fuse_attentions(rewrite: Rewrite) -> None:
     """Each one that fits, whatever the padding; by rows all or none, for they lay out the cache."""
-    matched: list[_Matched] = []
+    matched: list[_Match] = []
     failed: list[Left] = []
     for n in rewrite.old.nodes:
         if isinstance(n.op, Attention):
@@ -108,11 +108,11 @@ def attentions(rewrite: Rewrite) -> None:
         matched = []
     rewrite.left += failed
     for m in matched:
-        rewrite.gone.update(n for n in _passed(m) if n is not m.join)
-        rewrite.plans[m.join] = _by_rows(rewrite, m) if by_rows else _by_mask(rewrite, m)
+        rewrite.gone.update(n for n in _find_replaced(m) if n is not m.join)
+        rewrite.plans[m.join] = _plan_by_rows(rewrite, m) if by_rows else _plan_by_mask(rewrite, m)
 
 
-def _passed(m: _Matched) -> Iterator[Node]:
+def _find_replaced(m: _Match) -> Iterator[Node]:
     """The nodes that the kernel stands for. Their norms are made anew, of flat heads."""
     yield from (m.attention, m.key, m.value, m.join)
     for heads in (m.q, m.k, m.v):
@@ -122,18 +122,18 @@ def _passed(m: _Matched) -> Iterator[Node]:
 # Matching
 
 
-def _match(rewrite: Rewrite, n: Node) -> _Matched:
+def _match(rewrite: Rewrite, n: Node) -> _Match:
     if isinstance(n.op, Attention) and n.op.borrowed:
         raise Mismatch("its keys and values are another attention's")
     q, k, v, mask, *_ = n.inputs
     join = rewrite.only_user(n[0])
     if join is None or not isinstance(join.op, MergeHeads):
         raise Mismatch("its heads are not joined at once")
-    key, value = _made(k, Extend, "its keys are not cached"), _made(v, Extend, "its values are not cached")
+    key, value = _require(k, Extend, "its keys are not cached"), _require(v, Extend, "its values are not cached")
     for extend in (key, value):
         if rewrite.users[extend[0]] != [n]:
             raise Mismatch("another attention reads its cache")
-    m = _Matched(n, _heads(q), _heads(key.inputs[1]), _heads(value.inputs[1]), key, value, join)
+    m = _Match(n, _match_heads(q), _match_heads(key.inputs[1]), _match_heads(value.inputs[1]), key, value, join)
     if m.v.rotary is not None:
         raise Mismatch("its values are turned")
     if m.q.flat.type.shape[1] != m.k.flat.type.shape[1]:
@@ -143,97 +143,97 @@ def _match(rewrite: Rewrite, n: Node) -> _Matched:
     if m.q.rotary is not None and m.k.rotary is not None and m.q.rotary.inputs[1:] != m.k.rotary.inputs[1:]:
         raise Mismatch("queries and keys are turned by unlike tables")
     if m.q.rotary is not None:
-        _made(m.q.rotary.inputs[1], RotaryTable, "its rotary table is not made from positions")
-    _legal(rewrite, m, mask)
+        _require(m.q.rotary.inputs[1], RotaryTable, "its rotary table is not made from positions")
+    _check_legal(rewrite, m, mask)
     return m
 
 
-def _heads(value: Value) -> _Heads:
+def _match_heads(value: Value) -> _Heads:
     whole = value
-    value, rotary = _through(value, Rotary)
-    value, gain = _through(value, HeadGain)
-    value, norm = _through(value, RmsNorm | LayerNorm)
-    value, first = _through(value, Rotary) if norm and not rotary else (value, None)
-    split = _made(value, SplitHeads, f"{value.node.op.name} stands between its heads and the kernel")
+    value, rotary = _look_through(value, Rotary)
+    value, gain = _look_through(value, HeadGain)
+    value, norm = _look_through(value, RmsNorm | LayerNorm)
+    value, first = _look_through(value, Rotary) if norm and not rotary else (value, None)
+    split = _require(value, SplitHeads, f"{value.node.op.name} stands between its heads and the kernel")
     if first is not None:
-        return _Heads(split.inputs[0], _of(SplitHeads, split), behind=whole)
-    return _Heads(split.inputs[0], _of(SplitHeads, split), norm, gain, rotary)
+        return _Heads(split.inputs[0], _op_of(SplitHeads, split), behind=whole)
+    return _Heads(split.inputs[0], _op_of(SplitHeads, split), norm, gain, rotary)
 
 
-def _through(value: Value, op: type | UnionType) -> tuple[Value, Node | None]:
+def _look_through(value: Value, op: type | UnionType) -> tuple[Value, Node | None]:
     """What such a node reads, and the node; or the value itself."""
     return (value.node.inputs[0], value.node) if isinstance(value.node.op, op) else (value, None)
 
 
-def _made(value: Value, op: type, why: str) -> Node:
+def _require(value: Value, op: type, why: str) -> Node:
     if not isinstance(value.node.op, op):
         raise Mismatch(why)
     return value.node
 
 
-def _of(op: type[OpT], n: Node) -> OpT:
+def _op_of(op: type[OpT], n: Node) -> OpT:
     if not isinstance(n.op, op):
         raise Mismatch(f"{n.name} is not a {op.__name__}")
     return n.op
 
 
-def _legal(rewrite: Rewrite, m: _Matched, mask: Value) -> None:
+def _check_legal(rewrite: Rewrite, m: _Match, mask: Value) -> None:
     """What the kernel takes."""
-    if why := lacks(rewrite.target, "GroupQueryAttention"):
+    if why := why_no_kernel(rewrite.target, "GroupQueryAttention"):
         raise Mismatch(why)
-    if why := lacks_heads(rewrite.target, m.q.split.head_dim):
+    if why := why_no_heads(rewrite.target, m.q.split.head_dim):
         raise Mismatch(why)
     if rewrite.target.by_rows:
         if m.op.biased:
             raise Mismatch("its scores have a bias, and rows are attended by their lengths alone")
-        seen, (queries, keys) = _made(mask, Visible, "its mask is not made from positions"), mask.node.inputs
+        seen, (queries, keys) = _require(mask, Visible, "its mask is not made from positions"), mask.node.inputs
         of_mask = (QueryPositions, KeyPositions)
         if not all(isinstance(v.node.op, op) for v, op in zip((queries, keys), of_mask, strict=True)):
             raise Mismatch(f"{seen.name} is not made from the attention mask")
-    if m.rotary is not None and (why := lacks_rope(m.q.split.head_dim, m.rotary.width)):
+    if m.rotary is not None and (why := why_no_rope(m.q.split.head_dim, m.rotary.width)):
         raise Mismatch(why)
 
 
 # Making
 
 
-def _by_mask(rewrite: Rewrite, m: _Matched) -> Callable[[], None]:
+def _plan_by_mask(rewrite: Rewrite, m: _Match) -> Callable[[], None]:
     """With a bias from the visibility mask: padding may stand on either side."""
 
     def make() -> None:
         op = GroupQueryAttention(
             m.op.heads, m.op.kv_heads, m.q.split.head_dim, m.op.scale, m.op.softcap, m.rotary, biased=m.op.biased
         )
-        rope = () if m.table is None else (*_slots(rewrite), *_rows(rewrite, m.table))
+        rope = () if m.table is None else (*_make_slots(rewrite), *_make_rows(rewrite, m.table))
         plain = op.softcap is None and rewrite.target.dtype == "fp32"
-        bias = _bias(rewrite, m.attention.inputs[3], m.op.biased, -inf if plain else LOW)
-        _put(rewrite, m, op, (*bias, *_lengths(rewrite, Lengths()), *rope, *rewrite.now(*m.sinks)))
+        bias = _make_bias(rewrite, m.attention.inputs[3], m.op.biased, -inf if plain else LOW)
+        _put(rewrite, m, op, (*bias, *_make_lengths(rewrite, Lengths()), *rope, *rewrite.now(*m.sinks)))
 
     return make
 
 
-def _by_rows(rewrite: Rewrite, m: _Matched) -> Callable[[], None]:
+def _plan_by_rows(rewrite: Rewrite, m: _Match) -> Callable[[], None]:
     """By each row's length alone: padding stands on the right, and a row's cache goes on where its tokens end."""
 
     def make() -> None:
-        window = _of(Visible, m.attention.inputs[3].node).window
+        window = _op_of(Visible, m.attention.inputs[3].node).window
         op = RowQueryAttention(
             m.op.heads, m.op.kv_heads, m.q.split.head_dim, m.op.scale, m.op.softcap, window, rotary=m.rotary
         )
-        rope = () if m.table is None else _rows(rewrite, m.table)
-        _put(rewrite, m, op, (*_lengths(rewrite, RowLengths()), *rope, *rewrite.now(*m.sinks)))
+        rope = () if m.table is None else _make_rows(rewrite, m.table)
+        _put(rewrite, m, op, (*_make_lengths(rewrite, RowLengths()), *rope, *rewrite.now(*m.sinks)))
 
     return make
 
 
-def _put(rewrite: Rewrite, m: _Matched, op: GroupQueryAttention | RowQueryAttention, rest: tuple[Value, ...]) -> None:
+def _put(rewrite: Rewrite, m: _Match, op: GroupQueryAttention | RowQueryAttention, rest: tuple[Value, ...]) -> None:
     pasts = rewrite.now(m.key.inputs[0], m.value.inputs[0])
-    q, k, v = (_normalised(rewrite, heads) for heads in (m.q, m.k, m.v))
+    q, k, v = (_normalise(rewrite, heads) for heads in (m.q, m.k, m.v))
     made = node(op, q, k, v, *pasts, *rest, name=m.attention.name, place=m.attention.place)
     rewrite.new.update({m.join[0]: made[0], m.key[0]: made[1], m.value[0]: made[2]})
 
 
-def _normalised(rewrite: Rewrite, heads: _Heads) -> Value:
+def _normalise(rewrite: Rewrite, heads: _Heads) -> Value:
     if heads.behind is not None:
         (value,), last = rewrite.now(heads.behind), heads.behind.node
         return node(MergeHeads(), value, name=f"{last.name}.flat", place=last.place)[0]
@@ -249,7 +249,7 @@ def _normalised(rewrite: Rewrite, heads: _Heads) -> Value:
 # What all attentions share
 
 
-def _bias(rewrite: Rewrite, mask: Value, biased: bool, low: float) -> tuple[Value, ...]:
+def _make_bias(rewrite: Rewrite, mask: Value, biased: bool, low: float) -> tuple[Value, ...]:
     """What the kernel adds to the scores. A mask of floats is such a bias itself."""
     if biased and low == -inf:
         return rewrite.now(mask)
@@ -257,18 +257,18 @@ def _bias(rewrite: Rewrite, mask: Value, biased: bool, low: float) -> tuple[Valu
     return rewrite.once((mask, low), lambda: node(op, rewrite.new[mask], name=f"{mask.node.name}.bias"))
 
 
-def _slots(rewrite: Rewrite) -> tuple[Value, ...]:
+def _make_slots(rewrite: Rewrite) -> tuple[Value, ...]:
     mask, ids = rewrite.inputs[MASK], rewrite.inputs[IDS]
     return rewrite.once("slots", lambda: node(Slots(), mask[0], ids[0], name="slots"))
 
 
-def _lengths(rewrite: Rewrite, op: Lengths | RowLengths) -> tuple[Value, ...]:
+def _make_lengths(rewrite: Rewrite, op: Lengths | RowLengths) -> tuple[Value, ...]:
     return rewrite.once("lengths", lambda: node(op, rewrite.inputs[MASK][0], name="lengths"))
 
 
-def _rows(rewrite: Rewrite, made: Node) -> tuple[Value, ...]:
+def _make_rows(rewrite: Rewrite, made: Node) -> tuple[Value, ...]:
     """The table of the tokens' places; one by length reads the length that the table of their positions does."""
-    table = _of(RotaryTable, made)
+    table = _op_of(RotaryTable, made)
     name = f"rotary_rows_{sum(isinstance(key, RotaryTable) for key in rewrite.shared)}"
     operands = (rewrite.inputs[MASK][0], *rewrite.now(*made.inputs[1:]))
     return rewrite.once(table, lambda: node(RotaryRows(table), *operands, name=name))

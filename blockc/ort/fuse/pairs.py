@@ -9,11 +9,11 @@ from blockc.ir import Node, Param, Value, node
 from blockc.ir.derive import Left
 from blockc.ops import Add, Gelu, GeluTanh, LayerNorm, Linear, RmsNorm
 from blockc.ort.fuse.rewrite import Rewrite
-from blockc.ort.kernels import lacks
+from blockc.ort.kernels import why_no_kernel
 from blockc.ort.ops import BiasedGelu, SkipNorm
 
 
-def norms(rewrite: Rewrite) -> None:
+def fuse_norms(rewrite: Rewrite) -> None:
     """Each addition with the first norm that reads it."""
     for n in rewrite.old.nodes:
         if not isinstance(n.op, RmsNorm | LayerNorm):
@@ -25,17 +25,17 @@ def norms(rewrite: Rewrite) -> None:
             rewrite.left.append(Left(n.name, "no addition stands before it"))
         elif added in rewrite.plans:
             rewrite.left.append(Left(n.name, "another norm of the same sum has the kernel"))
-        elif why := lacks(rewrite.target, SkipNorm(n.op).kernel):
+        elif why := why_no_kernel(rewrite.target, SkipNorm(n.op).kernel):
             rewrite.left.append(Left(n.name, why))
         else:
-            rewrite.plans[added] = _skip_norm(rewrite, added, n)
+            rewrite.plans[added] = _plan_skip_norm(rewrite, added, n)
             rewrite.gone.add(n)
 
 
-def _skip_norm(rewrite: Rewrite, added: Node, norm: Node) -> Callable[[], None]:
+def _plan_skip_norm(rewrite: Rewrite, added: Node, norm: Node) -> Callable[[], None]:
     """The sum's second operand brings its bias along where it is a linear's that nobody else reads."""
     first, second = added.inputs
-    biased = _biased(rewrite, second) or _biased(rewrite, first)
+    biased = _find_biased_linear(rewrite, second) or _find_biased_linear(rewrite, first)
     if biased is not None:
         rewrite.gone.add(biased)
 
@@ -46,7 +46,7 @@ def _skip_norm(rewrite: Rewrite, added: Node, norm: Node) -> Callable[[], None]:
         if biased is not None:
             operands = [second if biased is first.node else first]
             bias = biased.params[1:]
-        values = [*rewrite.now(*operands), *([_unbiased(rewrite, biased)] if biased else [])]
+        values = [*rewrite.now(*operands), *([_drop_bias(rewrite, biased)] if biased else [])]
         op = SkipNorm(norm.op, bool(bias))
         made = node(op, *values, name=norm.name, params=(*norm.params, *bias), place=norm.place)
         rewrite.new.update({norm[0]: made[0], added[0]: made[1]})
@@ -54,33 +54,33 @@ def _skip_norm(rewrite: Rewrite, added: Node, norm: Node) -> Callable[[], None]:
     return make
 
 
-def activations(rewrite: Rewrite) -> None:
+def fuse_activations(rewrite: Rewrite) -> None:
     """GELU with the bias of the linear before it."""
     for n in rewrite.old.nodes:
-        if isinstance(n.op, Gelu | GeluTanh) and (linear := _biased(rewrite, n.inputs[0])) is not None:
+        if isinstance(n.op, Gelu | GeluTanh) and (linear := _find_biased_linear(rewrite, n.inputs[0])) is not None:
             op = BiasedGelu(n.op, linear.params[1].shape[0])
-            if why := lacks(rewrite.target, op.kernel):
+            if why := why_no_kernel(rewrite.target, op.kernel):
                 rewrite.left.append(Left(n.name, why))
             else:
                 rewrite.gone.add(linear)
-                rewrite.plans[n] = _biased_gelu(rewrite, n, linear, op)
+                rewrite.plans[n] = _plan_biased_gelu(rewrite, n, linear, op)
 
 
-def _biased_gelu(rewrite: Rewrite, gelu: Node, linear: Node, op: BiasedGelu) -> Callable[[], None]:
+def _plan_biased_gelu(rewrite: Rewrite, gelu: Node, linear: Node, op: BiasedGelu) -> Callable[[], None]:
     def make() -> None:
-        made = node(op, _unbiased(rewrite, linear), name=gelu.name, params=linear.params[1:], place=gelu.place)
+        made = node(op, _drop_bias(rewrite, linear), name=gelu.name, params=linear.params[1:], place=gelu.place)
         rewrite.new[gelu[0]] = made[0]
 
     return make
 
 
-def _biased(rewrite: Rewrite, value: Value) -> Node | None:
+def _find_biased_linear(rewrite: Rewrite, value: Value) -> Node | None:
     """The linear with a bias that a value comes from, if this is its only use."""
     n = value.node
     return n if isinstance(n.op, Linear) and n.op.bias and rewrite.only_user(value) is not None else None
 
 
-def _unbiased(rewrite: Rewrite, linear: Node) -> Value:
+def _drop_bias(rewrite: Rewrite, linear: Node) -> Value:
     assert isinstance(linear.op, Linear)
     op = replace(linear.op, bias=False)
     return node(op, *rewrite.now(*linear.inputs), name=linear.name, params=linear.params[:1], place=linear.place)[0]

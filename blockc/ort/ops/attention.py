@@ -41,7 +41,7 @@ class GroupQueryAttention(Op):
     one_row = True
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
-        q, present, rest = _outputs(self, args)
+        q, present, rest = _infer_outputs(self, args)
         bias = Type("float", (q.shape[0], dim(self.heads if self.biased else 1), q.shape[1], present.shape[2]))
         expect(rest[0] == bias, "the bias", bias, rest[0])
         return q, present, present
@@ -54,8 +54,8 @@ class GroupQueryAttention(Op):
         return bias[0] * bias[2] * bias[3] * self.heads
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
-        q, k, v, past_key, past_value, bias, _last, _total, *rest = _apart(self, args)
-        rope, sinks = _apart_sinks(self, rest)
+        q, k, v, past_key, past_value, bias, _last, _total, *rest = _split_packed(self, args)
+        rope, sinks = _split_sinks(self, rest)
         q = SplitHeads(self.heads, self.head_dim).numpy((q,), ())[0]
         k, v = (SplitHeads(self.kv_heads, self.head_dim).numpy((x,), ())[0] for x in (k, v))
         if self.rotary is not None:
@@ -68,7 +68,7 @@ class GroupQueryAttention(Op):
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         args = (*args[:1], None, None, *args[1:]) if self.packed else args
         q, k, v, past_key, past_value, bias, last, total, *rest = args
-        rope, sinks = _apart_sinks(self, rest)
+        rope, sinks = _split_sinks(self, rest)
         slots, cos, sin = rope or (None, None, None)
         return g.ops(
             "GroupQueryAttention", 3, q, k, v, past_key, past_value, last, total, cos, sin, slots, bias, *sinks,
@@ -78,7 +78,7 @@ class GroupQueryAttention(Op):
         )  # fmt: skip
 
     def shares(self) -> Mapping[int, int]:
-        return _shared(self)
+        return _shares_of(self)
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         leaks = (Leaks("fused attention over something else than tokens"),) * 3
@@ -111,12 +111,12 @@ class GroupQueryAttention(Op):
             sample(4, 2, 0.8, None),
             sample(8, 2, None, Rotary),
             sample(4, 2, None, RotaryInterleaved),
-            _packed(sample(8, 2, None, Rotary)),
+            _pack_sample(sample(8, 2, None, Rotary)),
             biased(sample(4, 4, None, None)),
             biased(sample(4, 2, 0.8, Rotary)),
-            biased(_packed(sample(8, 2, None, None))),
-            _sunk(sample(4, 2, None, Rotary)),
-            _sunk(_packed(sample(8, 2, None, None))),
+            biased(_pack_sample(sample(8, 2, None, None))),
+            _add_sinks(sample(4, 2, None, Rotary)),
+            _add_sinks(_pack_sample(sample(8, 2, None, None))),
         )
 
 
@@ -143,7 +143,7 @@ class RowQueryAttention(Op):
     one_row = True
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
-        q, present, _ = _outputs(self, args)
+        q, present, _ = _infer_outputs(self, args)
         return q, present, present
 
     def flops(self, *args: Type) -> Dim:
@@ -154,8 +154,8 @@ class RowQueryAttention(Op):
         return batch * tokens * (args[1 if self.packed else 3].shape[2] + tokens) * self.heads
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
-        q, k, v, past_key, past_value, last, total, *rest = _apart(self, args)
-        rope, sinks = _apart_sinks(self, rest)
+        q, k, v, past_key, past_value, last, total, *rest = _split_packed(self, args)
+        rope, sinks = _split_sinks(self, rest)
         tokens = q.shape[1]
         first = np.where(total == tokens, 0, last.astype(np.int64) + 1 - tokens)
         at = np.maximum(first[:, None] + np.arange(tokens), 0)
@@ -164,7 +164,7 @@ class RowQueryAttention(Op):
         if self.rotary is not None:
             cos, sin = rope
             q, k = (self.rotary.numpy((x, cos[at], sin[at]), ())[0] for x in (q, k))
-        key, value = _written(past_key, k, at), _written(past_value, v, at)
+        key, value = _write_tokens(past_key, k, at), _write_tokens(past_value, v, at)
         distance = at[:, None, :, None] - np.arange(key.shape[2])
         seen = (distance >= 0) & (distance < (self.window or 2**30))
         mixed = _attend(self, (q, key, value, seen, *sinks))
@@ -173,7 +173,7 @@ class RowQueryAttention(Op):
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         rotary = int(self.rotary is not None)
         args = (*args[:1], None, None, *args[1:]) if self.packed else args
-        rope, sinks = _apart_sinks(self, args[7:])
+        rope, sinks = _split_sinks(self, args[7:])
         if sinks:
             rope = (*(rope or (None, None)), None, None)  # neither places nor a bias stand before the sinks
         return g.ops(
@@ -184,7 +184,7 @@ class RowQueryAttention(Op):
         )  # fmt: skip
 
     def shares(self) -> Mapping[int, int]:
-        return _shared(self)
+        return _shares_of(self)
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         q, k, v, *pasts = ((*reaches[:1] * 3, *reaches[1:]) if self.packed else reaches)[:5]
@@ -209,14 +209,16 @@ class RowQueryAttention(Op):
             sample(RowQueryAttention(8, 2, 16, 0.3, None, None, Rotary(16, 16)), 4, ragged, 1),
             sample(RowQueryAttention(4, 2, 16, 0.3, None, 2, RotaryInterleaved(16, 16)), 4, ragged, 1),
             sample(RowQueryAttention(4, 2, 16, 0.3, None, 2, Rotary(16, 16)), 3, whole[:1], 2),
-            _packed(sample(RowQueryAttention(8, 2, 16, 0.3, None, None, Rotary(16, 16)), 4, ragged, 1)),
-            _sunk(sample(RowQueryAttention(4, 2, 16, 0.3, None, 3), 0, whole, 5)),
-            _sunk(sample(RowQueryAttention(8, 2, 16, 0.3, None, 2, Rotary(16, 16)), 4, ragged, 1)),
-            _sunk(_packed(sample(RowQueryAttention(4, 4, 16, 0.3, None, None, Rotary(16, 16)), 3, whole[:1], 2))),
+            _pack_sample(sample(RowQueryAttention(8, 2, 16, 0.3, None, None, Rotary(16, 16)), 4, ragged, 1)),
+            _add_sinks(sample(RowQueryAttention(4, 2, 16, 0.3, None, 3), 0, whole, 5)),
+            _add_sinks(sample(RowQueryAttention(8, 2, 16, 0.3, None, 2, Rotary(16, 16)), 4, ragged, 1)),
+            _add_sinks(
+                _pack_sample(sample(RowQueryAttention(4, 4, 16, 0.3, None, None, Rotary(16, 16)), 3, whole[:1], 2))
+            ),
         )
 
 
-def _shared(op: GroupQueryAttention | RowQueryAttention) -> Mapping[int, int]:
+def _shares_of(op: GroupQueryAttention | RowQueryAttention) -> Mapping[int, int]:
     """The pasts of keys and values, written on where they lie."""
     key = 1 if op.packed else 3
     return {key: 1, key + 1: 2}
@@ -229,20 +231,20 @@ def _attend(op: GroupQueryAttention | RowQueryAttention, operands: Arrays, biase
     return Attention(op.heads, op.kv_heads, op.scale, op.softcap, biased).numpy(operands, ())[0]
 
 
-def _apart_sinks(op: GroupQueryAttention | RowQueryAttention, rest: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...]]:
+def _split_sinks(op: GroupQueryAttention | RowQueryAttention, rest: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...]]:
     """Of the operands behind those that there always are, those of rope, and the sinks, if there are any."""
     rope = (3 if isinstance(op, GroupQueryAttention) else 2) if op.rotary else 0
     return tuple(rest[:rope]), tuple(rest[rope:])
 
 
-def _written(past: Array, new: Array, at: Array) -> Array:
+def _write_tokens(past: Array, new: Array, at: Array) -> Array:
     """(B, heads, P, d) made longer by S, with the new tokens at each row's own places (B, S)."""
     whole = np.concatenate((past, np.zeros_like(new)), axis=2)
     whole[np.arange(len(at))[:, None], :, at] = new.swapaxes(1, 2)
     return whole
 
 
-def _outputs(
+def _infer_outputs(
     op: GroupQueryAttention | RowQueryAttention, args: tuple[Type, ...]
 ) -> tuple[Type, Type, tuple[Type, ...]]:
     """(y, a present, the types of the operands behind the pasts), where queries, keys and values fit."""
@@ -252,7 +254,7 @@ def _outputs(
     batch, tokens, _ = flat[0].shape
     wanted = tuple(Type("float", (batch, tokens, dim(width))) for width in widths)
     always = 3 if isinstance(op, GroupQueryAttention) else 2
-    for sinks in _apart_sinks(op, rest[always:])[1]:
+    for sinks in _split_sinks(op, rest[always:])[1]:
         expect(op.softcap is None, "the softcap of scores with sinks", "none", op.softcap)
         expect(sinks == Type("float", (dim(op.heads),)), "the sinks", f"float[{op.heads}]", sinks)
     expect(flat == wanted, "queries, keys and values", ", ".join(map(str, wanted)), ", ".join(map(str, flat)))
@@ -260,21 +262,21 @@ def _outputs(
     return Type("float", (batch, tokens, dim(wide))), present, rest
 
 
-def _apart(op: GroupQueryAttention | RowQueryAttention, args: Arrays) -> Arrays:
+def _split_packed(op: GroupQueryAttention | RowQueryAttention, args: Arrays) -> Arrays:
     if not op.packed:
         return args
     wide, narrow = op.heads * op.head_dim, op.kv_heads * op.head_dim
     return (*np.split(args[0], (wide, wide + narrow), axis=2), *args[1:])
 
 
-def _packed(sample: Sample) -> Sample:
+def _pack_sample(sample: Sample) -> Sample:
     """The same with its queries, keys and values side by side."""
     op = sample.op
     assert isinstance(op, GroupQueryAttention | RowQueryAttention)
     return Sample(replace(op, packed=True), (np.concatenate(sample.args[:3], axis=2), *sample.args[3:]))
 
 
-def _sunk(sample: Sample) -> Sample:
+def _add_sinks(sample: Sample) -> Sample:
     """The same with a sink for each head."""
     op = sample.op
     assert isinstance(op, GroupQueryAttention | RowQueryAttention)

@@ -2,7 +2,7 @@
 
 from blockc.weights.gguf.metadata import Metadata as Metadata
 from blockc.weights.gguf.reader import GGUF as GGUF
+from blockc.weights.gguf.reader import find_models as find_models
 from blockc.weights.gguf.reader import is_gguf as is_gguf
-from blockc.weights.gguf.reader import models as models
-from blockc.weights.gguf.reader import read as read
+from blockc.weights.gguf.reader import read_gguf as read_gguf
 from blockc.weights.gguf.tokenizer import tokenizer_json as tokenizer_json

@@ -26,7 +26,7 @@ OF_LAYERS = (
 
 
 @dataclass(frozen=True)
-class Turned:
+class Rotation:
     """How queries and keys are turned: by which table, over how many of a head's coordinates."""
 
     table: RotaryTable
@@ -34,9 +34,9 @@ class Turned:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerFigures:
     facts: Facts
-    turned: frozenset[Turned]
+    turned: frozenset[Rotation]
 
     @property
     def windows(self) -> frozenset[Fact]:
@@ -46,28 +46,30 @@ class Layer:
 @dataclass(frozen=True)
 class Figures:
     model: Facts
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerFigures, ...]
 
 
-def figures(root: Function) -> Figures:
+def figures_of(root: Function) -> Figures:
     found, calls = by_layer(root), layers(root)
     flat = {layer: inline(layer) for layer in dict.fromkeys(map(called, calls))}
-    own = {layer: gathered([*_norms(inner.nodes), *_branches(inner)]) for layer, inner in flat.items()}
-    model = _known(OF_MODEL, found[None] | gathered(_norms(root.nodes)))
+    own = {layer: gathered([*_norm_facts(inner.nodes), *_branch_facts(inner)]) for layer, inner in flat.items()}
+    model = _select_facts(OF_MODEL, found[None] | gathered(_norm_facts(root.nodes)))
     each = (
-        Layer(_known(OF_LAYERS, found[i] | own[called(call)]), frozenset(_turned(call, flat[called(call)])))
+        LayerFigures(
+            _select_facts(OF_LAYERS, found[i] | own[called(call)]), frozenset(_rotations(call, flat[called(call)]))
+        )
         for i, call in enumerate(calls)
     )
     return Figures(model, tuple(each))
 
 
-def _norms(nodes: Iterable[Node]) -> Iterator[tuple[str, Fact]]:
+def _norm_facts(nodes: Iterable[Node]) -> Iterator[tuple[str, Fact]]:
     for n in nodes:
         if isinstance(n.op, RmsNorm | LayerNorm):
             yield f"norm.eps of {'rms' if isinstance(n.op, RmsNorm) else 'layer'}", n.op.eps
 
 
-def _branches(layer: Function) -> Iterator[tuple[str, Fact]]:
+def _branch_facts(layer: Function) -> Iterator[tuple[str, Fact]]:
     """Whether no MLP of the layer reads what an attention of it gave; nothing where it does not have both."""
     attentions = {n for n in layer.nodes if isinstance(n.op, Attention)}
     activated = [n for n in layer.nodes if isinstance(n.op, Activation)]
@@ -75,12 +77,12 @@ def _branches(layer: Function) -> Iterator[tuple[str, Fact]]:
         yield "parallel branches", not attentions & before(activated)
 
 
-def _turned(call: Node, layer: Function) -> Iterator[Turned]:
+def _rotations(call: Node, layer: Function) -> Iterator[Rotation]:
     given = dict(zip(layer.inputs, call.inputs, strict=True))
     for n in layer.nodes:
         if isinstance(n.op, Rotary) and isinstance(table := given[n.inputs[1].node].node.op, RotaryTable):
-            yield Turned(table, n.op.width)
+            yield Rotation(table, n.op.width)
 
 
-def _known(known: tuple[str, ...], found: Mapping[str, set[Fact]]) -> Facts:
+def _select_facts(known: tuple[str, ...], found: Mapping[str, set[Fact]]) -> Facts:
     return {key: frozenset(found.get(key, {None})) for key in known}

@@ -20,11 +20,11 @@ GROUPED = ("context", "attention.window", "attention.rope.theta", "attention.rop
 FILE = "weights/gguf/metadata.yaml"
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Architecture(_Strict):
+class Architecture(_StrictModel):
     facts: Mapping[str, bool | str | None] = {}
     compared: Mapping[str, str] = {}
     rope: bool = True
@@ -32,7 +32,7 @@ class Architecture(_Strict):
     local_rope_scaled: bool = True
 
 
-class Keys(_Strict):
+class MetadataKeys(_StrictModel):
     metadata: Literal[1]
     compared: Mapping[str, str]
     zero: Mapping[str, Literal["none", "unsaid"]]
@@ -42,7 +42,7 @@ class Keys(_Strict):
     architectures: Mapping[str, Architecture]
 
     @model_validator(mode="after")
-    def _each_key_means_one_thing(self) -> Keys:
+    def _each_key_means_one_thing(self) -> MetadataKeys:
         lists = (self.compared, self.only, self.without_effect)
         twice = [key for key in self.compared if any(key in other for other in lists[1:])]
         twice += [key for key in self.only if key in self.without_effect]
@@ -66,15 +66,15 @@ class Keys(_Strict):
 
 
 @cache
-def keys() -> Keys:
+def metadata_keys() -> MetadataKeys:
     tree = parse(files("blockc").joinpath(*FILE.split("/")).read_bytes(), FILE)
     try:
-        return Keys.model_validate(plain(tree))
+        return MetadataKeys.model_validate(plain(tree))
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise LayoutError("\n  ".join([f"{FILE} is not one:", *listed(faults)])) from None
 
 
-def spoken(fact: str) -> str:
+def fact_name(fact: str) -> str:
     """A fact as a message has it: norm.eps, whichever kind of norm."""
     return re.sub(" of (rms|layer)$", "", fact)

@@ -14,10 +14,10 @@ from typing import Any
 
 from blockc.importing.telling import telling
 from blockc.ir import Fact, Function
-from blockc.weights.gguf.figures import OF_LAYERS, OF_MODEL, Figures, figures
-from blockc.weights.gguf.keys import GROUPED, Architecture, Keys, keys
-from blockc.weights.gguf.rope import scalings
-from blockc.weights.gguf.said import Said, as_text, same, spots
+from blockc.weights.gguf.figures import OF_LAYERS, OF_MODEL, Figures, figures_of
+from blockc.weights.gguf.keys import GROUPED, Architecture, MetadataKeys, metadata_keys
+from blockc.weights.gguf.rope import read_scaling
+from blockc.weights.gguf.said import KeyValue, layers_text, same_value, value_text
 
 OF_MLPS = ("activation", "parallel branches")  # a layer without an MLP has neither
 # Keys of a file that say nothing of the function: who made it, its tokenizer, how it lies on the disk.
@@ -34,7 +34,7 @@ class Metadata:
 
     def misfits(self, function: Function, context: int | None = None) -> list[str]:
         """A line for each thing that the file says and the graph does otherwise, or that nobody understands."""
-        return list(_Compared(self, figures(function), context).lines())
+        return list(_MetadataCheck(self, figures_of(function), context).lines())
 
     @property
     def unknown(self) -> list[str]:
@@ -45,13 +45,13 @@ class Metadata:
         """A line for each key that may change the function and that nothing here reads."""
         for name in self._unread:
             if telling(name):
-                yield f"unknown: {name} is {as_text(self.values[name])}; no spec is compared with it"
+                yield f"unknown: {name} is {value_text(self.values[name])}; no spec is compared with it"
         for name, key in self._own.items():
-            harmless, value = keys().harmless(key), self.values[name]
+            harmless, value = metadata_keys().harmless(key), self.values[name]
             each = value if isinstance(value, list) else [value]
             if harmless is not None and any(one not in harmless for one in each):
-                expected = " or ".join(map(as_text, harmless))
-                yield f"not read: {name} is {as_text(value)}; it is read where it changes nothing, which is {expected}"
+                expected = " or ".join(map(value_text, harmless))
+                yield f"not read: {name} is {value_text(value)}; only {expected} is read, which changes nothing"
 
     @property
     def _own(self) -> dict[str, str]:
@@ -66,14 +66,14 @@ class Metadata:
             name
             for name in self.values
             if not name.startswith(ELSEWHERE)
-            and not (name in self._own and keys().knows(self.architecture, self._own[name]))
+            and not (name in self._own and metadata_keys().knows(self.architecture, self._own[name]))
         ]
 
 
-class _Compared:
+class _MetadataCheck:
     def __init__(self, metadata: Metadata, found: Figures, context: int | None) -> None:
         self.metadata, self.found, self.context = metadata, found, context
-        self.known: Keys = keys()
+        self.known: MetadataKeys = metadata_keys()
         self.architecture: Architecture = self.known.architectures[metadata.architecture]
 
     def lines(self) -> Iterator[str]:
@@ -88,15 +88,15 @@ class _Compared:
                 yield from self.grouped(fact)
         yield from self.followed()
 
-    def said(self, key: str) -> Said | None:
+    def said(self, key: str) -> KeyValue | None:
         """What stands under a key, none where 0 means that; None where it is not said."""
         name = f"{self.metadata.architecture}.{key}"
         value = self.metadata.values.get(name)
         if value is None:
             return None
         if key in self.known.zero and not isinstance(value, bool) and value == 0:
-            return Said(name, None) if self.known.zero[key] == "none" else None
-        return Said(name, value)
+            return KeyValue(name, None) if self.known.zero[key] == "none" else None
+        return KeyValue(name, value)
 
     def number(self, key: str) -> float | None:
         one = self.said(key)
@@ -104,7 +104,7 @@ class _Compared:
 
     # One key, one fact
 
-    def plain(self, one: Said, fact: str) -> Iterator[str]:
+    def plain(self, one: KeyValue, fact: str) -> Iterator[str]:
         if fact in OF_MODEL and fact in OF_LAYERS:  # norms stand in both
             everywhere = self.found.model[fact].union(*(layer.facts[fact] for layer in self.found.layers))
             yield from one.unlike([everywhere - {None} or everywhere], fact)
@@ -123,7 +123,7 @@ class _Compared:
             wanted = math.sqrt(self.width) if value == "sqrt_width" else None if value == "none" else value
             if fact not in by_key:
                 name = f"{fact} of the architecture {self.metadata.architecture}"
-                yield from Said(name, wanted).unlike_at(rows, fact, len(found))
+                yield from KeyValue(name, wanted).unlike_at(rows, fact, len(found))
 
     @property
     def width(self) -> int:
@@ -176,12 +176,12 @@ class _Compared:
         ]
         hides = isinstance(one.value, int) and 0 < one.value < limit
         if not isinstance(one.value, int) or not hides:
-            yield from Said(one.name, None if isinstance(one.value, int) else one.value).unlike(
+            yield from KeyValue(one.name, None if isinstance(one.value, int) else one.value).unlike(
                 found, "attention.window"
             )
         elif self.local is not None:
             each = [one.value if local else None for local in self.local]
-            yield from Said(one.name, each).unlike(found, "attention.window")
+            yield from KeyValue(one.name, each).unlike(found, "attention.window")
         elif one.value not in (windows := frozenset[Any]().union(*found)) or windows - {one.value, None}:
             yield from one.unlike([windows], "attention.window")
 
@@ -195,8 +195,8 @@ class _Compared:
             ]
             if one is not None:
                 yield from one.unlike_at(rows, "attention.rope.theta", len(self.found.layers))
-        if local is not None and self.local is None and (base is None or not same(local.value, base.value)):
-            text = f"{local.name} is {as_text(local.value)}"
+        if local is not None and self.local is None and (base is None or not same_value(local.value, base.value)):
+            text = f"{local.name} is {value_text(local.value)}"
             yield f"not read: {text}, of layers with a window, and the file does not say which they are"
 
     def dims(self) -> Iterator[str]:
@@ -213,7 +213,7 @@ class _Compared:
         said = {key: one for key in self.known.compared if key.startswith("rope.") and (one := self.said(key))}
         if not said and self.metadata.factors is None:
             return
-        wanted, fault = scalings(said, self.metadata.factors, self.number("context_length") or self.context)
+        wanted, fault = read_scaling(said, self.metadata.factors, self.number("context_length") or self.context)
         if fault or wanted is None:
             yield fault
             return
@@ -224,4 +224,4 @@ class _Compared:
                 for line in wanted.unlike(turned, plain):
                     lines.setdefault(line, []).append(i)
         for line, at in lines.items():
-            yield line + spots(at, len(self.found.layers))
+            yield line + layers_text(at, len(self.found.layers))

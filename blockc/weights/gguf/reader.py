@@ -16,7 +16,7 @@ from blockc.basics.jsonfile import written
 from blockc.ir import Array
 from blockc.weights.gguf.metadata import Metadata
 from blockc.weights.gguf.tokenizer import generation_config, tokenizer_json
-from blockc.weights.safetensors import HEAD, Shape, foreign, without_elements
+from blockc.weights.safetensors import HEAD, Shape, describe_empty, describe_foreign
 from blockc.weights.special import GENERATION
 
 MAGIC = b"GGUF"
@@ -24,7 +24,7 @@ SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedTensor:
     """A tensor in blocks of some kind of GGUF: `rows` is its shape in bytes, or in numbers of `stored`."""
 
     path: Path
@@ -59,7 +59,7 @@ class GGUF:
     """A file, or all parts of one that was split: the metadata of the first."""
 
     architecture: str
-    tensors: Mapping[str, Encoded]
+    tensors: Mapping[str, EncodedTensor]
     values: Mapping[str, Any]
 
     @property
@@ -85,7 +85,7 @@ class GGUF:
 class _Part:
     path: Path
     values: Mapping[str, Any]
-    tensors: Mapping[str, Encoded]
+    tensors: Mapping[str, EncodedTensor]
 
     def number(self, key: str) -> int | None:
         value = self.values.get(key)
@@ -100,7 +100,7 @@ def is_gguf(path: Path) -> bool:
         return path.suffix.lower() == ".gguf" or (path.suffix != ".safetensors" and file.read(4) == MAGIC)
 
 
-def models(folder: Path) -> list[Path]:
+def find_models(folder: Path) -> list[Path]:
     """The GGUF models of a folder, of one that is split the first part."""
     found = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
     split = {path: SPLIT.fullmatch(path.name) for path in found}
@@ -108,15 +108,15 @@ def models(folder: Path) -> list[Path]:
     return [path for path in found if not (name := split[path]) or whole[name[1]] == path]
 
 
-def read(path: Path) -> GGUF:
+def read_gguf(path: Path) -> GGUF:
     """The header of a GGUF file, or of all parts of one that was split, whichever of them is named.
 
     Raises CheckpointError; ModuleNotFoundError without the `gguf` package.
     """
-    parts = _parts(path)
+    parts = _read_parts(path)
     values = parts[0].values
     architecture, kind = values.get("general.architecture"), values.get("general.type", "model")
-    tensors: dict[str, Encoded] = {}
+    tensors: dict[str, EncodedTensor] = {}
     for part in parts:
         if twice := tensors.keys() & part.tensors.keys():
             raise CheckpointError(f"{part.path}: tensor {shown(min(twice))} stands in another part too")
@@ -131,8 +131,8 @@ def read(path: Path) -> GGUF:
     return GGUF(architecture, tensors, values)
 
 
-def _parts(path: Path) -> list[_Part]:
-    named = _part(path)
+def _read_parts(path: Path) -> list[_Part]:
+    named = _read_part(path)
     count, number = named.number("split.count") or 1, named.number("split.no") or 0
     if count <= 1:
         return [named]
@@ -148,25 +148,25 @@ def _parts(path: Path) -> list[_Part]:
         raise CheckpointError(
             "\n  ".join([f"{path}: part {number + 1} of {count}, and these are not beside it:", *listed(absent)])
         )
-    parts = [named if each == path else _part(each) for each in paths]
+    parts = [named if each == path else _read_part(each) for each in paths]
     for i, part in enumerate(parts):
         if (part.number("split.no"), part.number("split.count")) != (i, count):
             raise CheckpointError(f"{part.path}: not part {i + 1} of {count}, as its name says: it is of another file")
     return parts
 
 
-def _part(path: Path) -> _Part:
+def _read_part(path: Path) -> _Part:
     import gguf
 
     _recognise(path)
     try:
-        reader: Any = _reader(gguf.GGUFReader)(path)
+        reader: Any = _make_reader_class(gguf.GGUFReader)(path)
         values = {name: item.contents() for name, item in reader.fields.items()}
-        tensors = {str(t.name): _encoded(path, t) for t in reader.tensors}
+        tensors = {str(t.name): _locate_tensor(path, t) for t in reader.tensors}
     except (ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a GGUF file that can be read: {shown(error)}") from None
     if empty := [name for name, tensor in tensors.items() if 0 in tensor.shape]:
-        raise CheckpointError(without_elements(path, empty))
+        raise CheckpointError(describe_empty(path, empty))
     return _Part(path, values, tensors)
 
 
@@ -175,7 +175,7 @@ def _recognise(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(HEAD)
     if head[:4] != MAGIC:
-        raise CheckpointError(f"{path}: not a GGUF file{foreign(head)}")
+        raise CheckpointError(f"{path}: not a GGUF file{describe_foreign(head)}")
     version = int.from_bytes(head[4:8], "little")
     if version and not version & 0xFFFF:
         raise CheckpointError(
@@ -186,7 +186,7 @@ def _recognise(path: Path) -> None:
         raise CheckpointError(f"{path}: a GGUF file of version 1, of 2023, which is no longer read: convert it anew")
 
 
-def _reader(base: Any) -> Any:
+def _make_reader_class(base: Any) -> Any:
     """The package's reader, for which numbers behind the end of the file are an error: it would count on for ever."""
 
     class Reader(base):
@@ -199,7 +199,7 @@ def _reader(base: Any) -> Any:
     return Reader
 
 
-def _encoded(path: Path, tensor: Any) -> Encoded:
+def _locate_tensor(path: Path, tensor: Any) -> EncodedTensor:
     """GGUF counts axes from the innermost one."""
     from gguf.quants import quant_shape_from_byte_shape
 
@@ -211,4 +211,4 @@ def _encoded(path: Path, tensor: Any) -> Encoded:
         and tuple(quant_shape_from_byte_shape(rows, tensor.tensor_type)) != shape
     ):
         raise ValueError(f"{tensor.name} is {shape}, but its blocks are {rows}")
-    return Encoded(path, int(tensor.data_offset), rows, tensor.data.dtype, tensor.tensor_type, shape)
+    return EncodedTensor(path, int(tensor.data_offset), rows, tensor.data.dtype, tensor.tensor_type, shape)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockc.ir import Array
-from blockc.weights.gguf.figures import Turned
-from blockc.weights.gguf.said import CLOSE, Said, as_text
+from blockc.weights.gguf.figures import Rotation
+from blockc.weights.gguf.said import CLOSE, KeyValue, value_text
 
 AT = "rope.scaling."
 FACTORS = ("rope.scaling.factor", "rope.scale_linear")  # the second in files of 2023
@@ -24,7 +24,7 @@ TYPES = ("none", "linear", "yarn")
 
 
 @dataclass(frozen=True)
-class Scaling:
+class RopeScaling:
     """`said` is the text of what the file has."""
 
     said: str
@@ -36,7 +36,7 @@ class Scaling:
     amplitude: float
     factors: tuple[float, ...] | None
 
-    def unlike(self, turned: Turned, plain: bool) -> Iterator[str]:
+    def unlike(self, turned: Rotation, plain: bool) -> Iterator[str]:
         """A line where the table's frequencies, or its amplitude, are others. `plain` layers are not scaled."""
         table, pairs = turned.table, turned.width // 2
         if self.factors is not None and len(self.factors) != pairs and not plain:
@@ -48,12 +48,12 @@ class Scaling:
             found = unscaled / table.frequencies
         if not np.allclose(wanted, found, rtol=CLOSE, atol=0):
             i = int(np.argmin(np.isclose(wanted, found, rtol=CLOSE, atol=0)))
-            spec = f"the spec's attention.rope.scaling by {_range(found, i)}"
-            yield f"unlike: {self.said} divides the frequencies of rope by {_range(wanted, i)}, and {spec}"
+            spec = f"the spec's attention.rope.scaling by {_range_text(found, i)}"
+            yield f"unlike: {self.said} divides the frequencies of rope by {_range_text(wanted, i)}, and {spec}"
         amplitude = 1.0 if plain else self.amplitude
         if not math.isclose(amplitude, table.factor, rel_tol=CLOSE):
-            spec = f"the spec's by {as_text(table.factor)}"
-            yield f"unlike: {self.said} multiplies what rope gives by {as_text(amplitude)}, and {spec}"
+            spec = f"the spec's by {value_text(table.factor)}"
+            yield f"unlike: {self.said} multiplies what rope gives by {value_text(amplitude)}, and {spec}"
 
     def divisors(self, theta: float, width: int) -> Array:
         """What each pair's frequency is divided by."""
@@ -69,18 +69,18 @@ class Scaling:
         return width * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 
-def scalings(
-    said: Mapping[str, Said], factors: tuple[float, ...] | None, context: float | None
-) -> tuple[Scaling | None, str]:
+def read_scaling(
+    said: Mapping[str, KeyValue], factors: tuple[float, ...] | None, context: float | None
+) -> tuple[RopeScaling | None, str]:
     """(What the file says of its rope's scaling; why that is not understood.) `said` is by key."""
     kind = said["rope.scaling.type"].value if "rope.scaling.type" in said else "linear"
     if kind not in TYPES:
-        return None, f"not read: {said['rope.scaling.type'].name} is {as_text(kind)}, expected {', '.join(TYPES)}"
+        return None, f"not read: {said['rope.scaling.type'].name} is {value_text(kind)}, expected {', '.join(TYPES)}"
     numbers: dict[str, float] = {}
     for key, one in said.items():
         if key in FACTORS or (key.startswith(AT) and key != "rope.scaling.type"):
             if isinstance(one.value, bool) or not isinstance(one.value, int | float) or not 0 <= one.value < math.inf:
-                return None, f"not read: {one.name} is {as_text(one.value)}, expected a number of 0 or more"
+                return None, f"not read: {one.name} is {value_text(one.value)}, expected a number of 0 or more"
             numbers[key] = float(one.value)
     factor = next((numbers[key] for key in FACTORS if key in numbers), 0.0) or 1.0
     original = numbers.get(f"{AT}original_context_length") or context
@@ -92,20 +92,20 @@ def scalings(
     if kind == "yarn" and original is None:
         return None, f"not read: {said['rope.scaling.type'].name} is yarn, without the context that it was trained at"
     fast, slow = numbers.get(f"{AT}yarn_beta_fast") or 32.0, numbers.get(f"{AT}yarn_beta_slow") or 1.0
-    text = _text(said, factors)
-    return Scaling(text, kind, factor, original or 1.0, fast, slow, amplitude, factors), ""
+    text = _scaling_text(said, factors)
+    return RopeScaling(text, kind, factor, original or 1.0, fast, slow, amplitude, factors), ""
 
 
-def _text(said: Mapping[str, Said], factors: tuple[float, ...] | None) -> str:
+def _scaling_text(said: Mapping[str, KeyValue], factors: tuple[float, ...] | None) -> str:
     """The keys that say how a rope is scaled, and their values."""
     keys = [key for key in said if key in FACTORS or (key.startswith(AT) and said[key].value != "none")]
     parts = ["rope_freqs.weight"] if factors is not None else []
-    parts += [f"{said[key].name} {as_text(said[key].value)}" for key in keys]
+    parts += [f"{said[key].name} {value_text(said[key].value)}" for key in keys]
     return ", ".join(parts) or "the file's rope, which has no scaling,"
 
 
-def _range(values: Array, i: int) -> str:
+def _range_text(values: Array, i: int) -> str:
     """Of several numbers the least and the largest, and one of them."""
     if np.allclose(values, values[0]):
-        return as_text(float(values[0]))
+        return value_text(float(values[0]))
     return f"{values.min():.4g} to {values.max():.4g} (by {values[i]:.5g} at pair {i})"

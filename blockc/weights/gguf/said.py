@@ -9,13 +9,13 @@ from typing import Any
 
 from blockc.basics.errors import shown
 from blockc.ir import Fact
-from blockc.weights.gguf.keys import spoken
+from blockc.weights.gguf.keys import fact_name
 
 CLOSE = 1e-6  # a file's float is one of 32 bits
 
 
 @dataclass(frozen=True)
-class Said:
+class KeyValue:
     """A key of the file, and its value: of a list, one for each layer."""
 
     name: str
@@ -32,15 +32,15 @@ class Said:
         differing: dict[tuple[Any, frozenset[Fact]], list[int]] = {}
         for i, values in found:
             one = self.value[i] if isinstance(self.value, list) else self.value
-            if not all(same(one, value) for value in values):
+            if not all(same_value(one, value) for value in values):
                 differing.setdefault((one, values), []).append(i)
         for (one, values), at in differing.items():
-            spec = " and ".join(sorted(map(as_text, values)))
-            where = spots(at, layers)
-            yield f"unlike: {self.name} is {as_text(one)}, and the spec's {spoken(fact)} is {spec}{where}"
+            spec = " and ".join(sorted(map(value_text, values)))
+            where = layers_text(at, layers)
+            yield f"unlike: {self.name} is {value_text(one)}, and the spec's {fact_name(fact)} is {spec}{where}"
 
 
-def spots(at: list[int], layers: int) -> str:
+def layers_text(at: list[int], layers: int) -> str:
     """Which layers, where they are not all."""
     if len(at) == layers:
         return ""
@@ -48,12 +48,12 @@ def spots(at: list[int], layers: int) -> str:
     return f" (layer{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:3]))}{more})"
 
 
-def same(a: Any, b: Any) -> bool:
+def same_value(a: Any, b: Any) -> bool:
     numbers = [x for x in (a, b) if isinstance(x, int | float) and not isinstance(x, bool)]
     return math.isclose(numbers[0], numbers[1], rel_tol=CLOSE) if len(numbers) == 2 else bool(a == b)
 
 
-def as_text(value: Any) -> str:
+def value_text(value: Any) -> str:
     match value:
         case None:
             return "none"
@@ -62,6 +62,6 @@ def as_text(value: Any) -> str:
         case float():
             return str(int(value)) if value.is_integer() else f"{value:.7g}"
         case list():
-            return shown([as_text(each) for each in value[:8]])
+            return shown([value_text(each) for each in value[:8]])
         case _:
             return shown(value)

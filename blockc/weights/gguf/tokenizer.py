@@ -25,11 +25,11 @@ class _Split:
     bos: bool = False  # where the metadata does not say
 
 
-def _bytes(split: bool) -> dict[str, Any]:
+def _split_bytes(split: bool) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": split}
 
 
-def _regex(numbers: str) -> dict[str, Any]:
+def _split_regex(numbers: str) -> dict[str, Any]:
     pattern = (
         rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -39,16 +39,16 @@ def _regex(numbers: str) -> dict[str, Any]:
 
 # Of the byte-level BPE, which GGUF calls gpt2, by pre-tokenizer: as llama.cpp and the tokenizer.json of the model have
 # it. What is not here is left out.
-_GPT2 = _Split((_bytes(split=True),))
-_LLAMA3 = _Split((_regex(r"\p{N}{1,3}"), _bytes(split=False)), whole=True, bos=True)
+_GPT2 = _Split((_split_bytes(split=True),))
+_LLAMA3 = _Split((_split_regex(r"\p{N}{1,3}"), _split_bytes(split=False)), whole=True, bos=True)
 _SPLITS: dict[object, _Split] = {
     "gpt-2": _GPT2,
     "phi-2": _GPT2,
-    "smollm": _Split(({"type": "Digits", "individual_digits": True}, _bytes(split=True))),
+    "smollm": _Split(({"type": "Digits", "individual_digits": True}, _split_bytes(split=True))),
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
-    "qwen2": _Split((_regex(r"\p{N}"), _bytes(split=False)), normal="NFC"),
+    "qwen2": _Split((_split_regex(r"\p{N}"), _split_bytes(split=False)), normal="NFC"),
 }
 _BYTE_LEVEL = "gpt2"  # what GGUF calls the byte-level BPE
 _NORMAL, _CONTROL, _USER = 1, 3, 4
@@ -84,11 +84,12 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
         "normalizer": {"type": split.normal} if split.normal else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(split.steps)},
-        "post_processor": None if first is None else _after(tokens[first], first), "decoder": bytewise, "model": model,
+        "post_processor": None if first is None else _prepend_token(tokens[first], first),
+        "decoder": bytewise, "model": model,
     }  # fmt: skip
 
 
-def _after(token: str, number: int) -> dict[str, Any]:
+def _prepend_token(token: str, number: int) -> dict[str, Any]:
     """The token before every text."""
     bos = {"SpecialToken": {"id": token, "type_id": 0}}
     texts = [{"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB")]
