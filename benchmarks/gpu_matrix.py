@@ -95,7 +95,7 @@ def _compared(twin: Any, target: Any, provider: str) -> tuple[int, float, float]
     params = {n: torch.from_numpy(a).to(real(target.dtype)) for n, a in random_parameters(twin.function, 1).items()}
     exact = {n: t.double().numpy() for n, t in params.items()}
     oracle = Oracle(twin.function)
-    function = twin.flat(target)
+    function = twin.flatten(target)
     there = {n: t.to(provider) for n, t in params.items()}
     runner = Strict(twin.onnx(target), function, there, provider)
     runs, errors, agree = 0, [0.0], list[bool]()
@@ -110,7 +110,7 @@ def _compared(twin: Any, target: Any, provider: str) -> tuple[int, float, float]
         truth = [oracle.run(Case("alone", (row,), (0,), (len(row),)), exact).logits[0] for row in case.rows]
         spread = float(np.std(np.concatenate(truth)))
         got = runner.run(case)
-        pairs = zip(truth, case.own(got) if target.logits == "all" else got, strict=True)
+        pairs = zip(truth, case.real_rows(got) if target.logits == "all" else got, strict=True)
         for wanted, found in ((w if target.logits == "all" else w[-1:], f) for w, f in pairs):
             found = fill(wanted, found) if target.top else found
             errors.append(float(np.abs(wanted - found).max()) / spread if np.isfinite(found).all() else np.inf)

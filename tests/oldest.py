@@ -51,7 +51,7 @@ def _call(
     truth: Truth, case: Case, inputs: dict[str, Array], columns: Array, dtype: str, every: bool
 ) -> dict[str, Array]:
     """What goes in, and for each row the columns that count and their logits."""
-    alone = [truth.alone(row, dtype, case.first) for row in case.rows]
+    alone = [truth.logits_of(row, dtype, case.first) for row in case.rows]
     wanted = np.zeros((*columns.shape, alone[0].shape[-1]))
     for i, start in enumerate(case.starts):
         for j, column in enumerate(columns[i]):

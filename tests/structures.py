@@ -65,7 +65,7 @@ def twin(name: str) -> Compiled:
 def features(model: Compiled, targets: tuple[Target, ...] = ()) -> frozenset[object]:
     graphs = (model.function, *functions(model.function))
     found = {("", feature) for graph in graphs for feature in _of_nodes(graph)}
-    found |= {(str(target), feature) for target in targets for feature in _of_nodes(model.flat(target))}
+    found |= {(str(target), feature) for target in targets for feature in _of_nodes(model.flatten(target))}
     return frozenset(found | {("layers", tuple(_order(model.function)))})
 
 

@@ -96,7 +96,7 @@ def build(
     if planned is not None and planned.mode == "pack" and target.provider is not None:
         target = replace(target, packed=True)
     if planned is not None:
-        planned = replace(planned, made=model.made(target))
+        planned = replace(planned, result=model.run_recipe(target))
     output = folder.prepare_output(model, place, planned, proof, wanted, force)
     proved = prove(twin(model), targets=targets_of(target), progress=progress) if proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
@@ -130,7 +130,7 @@ def _product_notes(products: Sequence[Product], model: Compiled, target: Target)
 def _unfused_notes(model: Compiled, target: Target) -> list[str]:
     """Each reason for which ops are not fused, with the first of them and how many more there are."""
     names: dict[str, list[str]] = {}
-    for left in model.left(target):
+    for left in model.unfused(target):
         names.setdefault(left.reason, []).append(left.node)
     more = {reason: f" and {len(nodes) - 1} more" if len(nodes) > 1 else "" for reason, nodes in names.items()}
     return [f"left unfused: {nodes[0]}{more[reason]}: {reason}" for reason, nodes in names.items()]

@@ -102,7 +102,7 @@ def _check_weights(model: Compiled, folder: Path) -> None:
             f"{folder}: no layout reads how such a model's tensors lie in files: import config.json alone"
         )
     held = open_checkpoint(folder)
-    says = held.unlike(model.function, model.spec.top.context)
+    says = held.find_misfits(model.function, model.spec.top.context)
     named = layout(model.spec.top.checkpoint or "")
     match = match_tensors(rules(named, model.function, group_sizes(model.function)), held.tensors)
     if faults := [*says, *match.faults]:

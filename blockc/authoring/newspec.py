@@ -68,7 +68,7 @@ class Family:
     sizes: Sizes
     tile: int  # layers after which the pattern begins anew
 
-    def scaled(self, heads: int, depth: int, head_dim: int) -> Sizes | None:
+    def scale(self, heads: int, depth: int, head_dim: int) -> Sizes | None:
         """The design of so many heads, where its width is whole and fills tiles."""
         own = self.sizes
         width = Fraction(heads * head_dim * own.width, own.heads * own.head_dim)
@@ -218,7 +218,7 @@ def _find_shapes(family: Family, budget: float, head_dim: int) -> list[Sizes]:
     width = (budget * own.aspect * own.width**2 / layer) ** (1 / 3)
     group = own.heads // own.kv_heads
     most = int(4 * width * own.heads * own.head_dim / own.width / head_dim)
-    made = (family.scaled(heads, family.tile, head_dim) for heads in range(group, most + 1, group))
+    made = (family.scale(heads, family.tile, head_dim) for heads in range(group, most + 1, group))
     return [sizes for sizes in made if sizes]
 
 

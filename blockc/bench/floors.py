@@ -63,7 +63,7 @@ class Work:
     @cached_property
     def _served(self) -> Function:
         """With a cache, and logits of the last token alone."""
-        return self.model.flat(Target(logits="last"))
+        return self.model.flatten(Target(logits="last"))
 
 
 def _flops(n: Node, tokens: int) -> int:

@@ -90,9 +90,9 @@ class Machine:
         return {"how": self.how, "buffer": 8 * each * threads, "memory": memory()}
 
     def read(self, repeat: int) -> dict[str, Any]:
-        return {"bytes_s": [self.reads(self.reading) for _ in range(repeat + 1)][1:]}
+        return {"bytes_s": [self.read_rate(self.reading) for _ in range(repeat + 1)][1:]}
 
-    def reads(self, reading: ReadLoop) -> float:
+    def read_rate(self, reading: ReadLoop) -> float:
         """Bytes a second."""
         return sum(share.nbytes for share in self.shares) / self._seconds(reading, self.shares)
 

@@ -56,7 +56,7 @@ def write_text(text: str) -> None:
     except OSError as error:
         if not isinstance(sys.stdout, _OutputStream):
             raise
-        sys.stdout.lost(error)
+        sys.stdout.handle_error(error)
 
 
 def adapt_drawing(text: str) -> str:
@@ -86,16 +86,16 @@ class _OutputStream(io.TextIOWrapper):
         try:
             return super().write(s)
         except OSError as error:
-            self.lost(error)
+            self.handle_error(error)
             return len(s)
 
     def flush(self) -> None:
         try:
             super().flush()
         except OSError as error:
-            self.lost(error)
+            self.handle_error(error)
 
-    def lost(self, error: OSError) -> None:
+    def handle_error(self, error: OSError) -> None:
         """Raises the error with the stream's name where it is not that nobody reads."""
         if error.errno not in _GONE:
             raise OSError(error.errno, error.strerror, NAMES[self.fileno()]) from error

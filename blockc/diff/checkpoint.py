@@ -107,7 +107,7 @@ class _TensorComparison:
         new = {name for name, rule in self.right.items() if name not in self.left and _is_within(rule, depth)}
         for name, rule in self.left.items():
             if name in self.right:
-                yield from self.same_name(name, rule, self.right[name])
+                yield from self.compare_named(name, rule, self.right[name])
             elif _is_within(rule, depth):
                 targets = tuple(self.renamed.paths.get(target, target) for target in rule.targets)
                 other = self.called.get(targets)
@@ -115,9 +115,9 @@ class _TensorComparison:
                     new.discard(other)
                     yield self.change(name, rule, name, other, "renamed")
                 else:
-                    yield self.gone(name, rule)
+                    yield self.removed_change(name, rule)
         for name in (name for name in self.right if name in new):
-            yield self.come(name, self.right[name])
+            yield self.added_change(name, self.right[name])
 
     def whole_layers(self) -> Iterator[Change]:
         """Layers that only one side has, said at once."""
@@ -133,20 +133,20 @@ class _TensorComparison:
         place = next(key.place for key in self.top if key.name == "depth")
         yield Change("CHECKPOINT", what, before, after, place=place)
 
-    def same_name(self, name: str, a: Rule, b: Rule) -> Iterator[Change]:
+    def compare_named(self, name: str, a: Rule, b: Rule) -> Iterator[Change]:
         if a.shape != b.shape:
             yield self.change(name, b, str(a.shape), str(b.shape), sizes=True)
         elif (packed := _packing_text(a)) != (now := _packing_text(b)):
             yield self.change(name, b, packed, now, "its rows are others", sizes=True)
 
-    def gone(self, name: str, rule: Rule) -> Change:
+    def removed_change(self, name: str, rule: Rule) -> Change:
         slot = self.b.slots.get(rule.targets[0])
         if slot is not None and slot.tied is not None:
             after = f"tied to {_name_in_file(self.right, slot.tied)}"
             return self.change(name, rule, f"{rule.shape} of its own", after)
         return self.change(name, rule, str(rule.shape), None)
 
-    def come(self, name: str, rule: Rule) -> Change:
+    def added_change(self, name: str, rule: Rule) -> Change:
         slot = self.a.slots.get(rule.targets[0])
         if slot is not None and slot.tied is not None:
             before = f"tied to {_name_in_file(self.left, slot.tied)}"
@@ -162,7 +162,7 @@ class _TensorComparison:
         """The key that says it: of the part, of the model, or that where the part stands."""
         i, label, _ = _split_path(path)
         keys = [*self.part(i, label), *self.top] if i is not None else self._of_root(label)
-        keys = sorted((key for key in keys if key.said), key=lambda key: sizes and not key.size)
+        keys = sorted((key for key in keys if key.is_written), key=lambda key: sizes and not key.size)
         slot = self.b.slots.get(self.renamed.paths.get(path, path)) or self.a.slots.get(path)
         if keys and (sizes or i is None or keys[0] not in self.top):
             return keys[0].place

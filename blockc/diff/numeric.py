@@ -66,7 +66,7 @@ def _block_place(a: Side, b: Side, i: int) -> Place | None:
 def _relevant_keys(keys: Iterable[Key], said: list[str]) -> list[Key]:
     """Keys that someone wrote. A bias is a tensor; a size that the nodes do not speak of only says a shape."""
     words = {word for each in said for word in each.replace(":", " ").split()}
-    kept = [key for key in keys if key.said and not key.name.endswith(".bias")]
+    kept = [key for key in keys if key.is_written and not key.name.endswith(".bias")]
     return [key for key in kept if not key.size or key.name.rpartition(".")[2] in words]
 
 

@@ -35,7 +35,7 @@ class Ports:
     def place(self, port: str) -> Place | None:
         wishes = ("vocab",) if port == "logits" else ("causal", "kv_heads", "head_dim", "heads", "depth", "width")
         keys = (self.parts.get(wish) or self.top.get(wish) for wish in wishes)
-        return next((key.place for key in keys if key and key.said), None)
+        return next((key.place for key in keys if key and key.is_written), None)
 
 
 # Figures

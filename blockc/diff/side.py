@@ -129,7 +129,7 @@ class Key:
     place: Place | None
 
     @property
-    def said(self) -> bool:
+    def is_written(self) -> bool:
         """Someone wrote it: it is not derived from what is written elsewhere."""
         return self.place is not None
 

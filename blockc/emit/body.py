@@ -48,7 +48,7 @@ class Body:
         self.stateful = [n for n in self.layers if any(v in self.pasts for v in n.inputs)]
         self.kept = list(_find_logits_nodes(function)) if self.root else []
         self.streams = self._streams() if self.root else set[Value]()
-        switch = plan.kinds.switch(function)
+        switch = plan.kinds.switch_of(function)
         self.switch, self.skipped = (switch.word, switch.skipped[function]) if switch else ("", frozenset[str]())
         self.inlined = _find_inlined(function)
         self.presents: dict[Node, str] = {}
@@ -66,11 +66,15 @@ class Body:
         nodes = self.function.nodes
         if self.plan.kinds.uniform:
             end = nodes.index(self.layers[-1])
-            yield from self._at_root([*(n for n in nodes[:end] if not is_call(n)), self.layers, *nodes[end + 1 :]])
+            yield from self._root_statements(
+                [*(n for n in nodes[:end] if not is_call(n)), self.layers, *nodes[end + 1 :]]
+            )
         else:
-            yield from self._at_root([item.calls if isinstance(item, Loop) else item for item in roll(self.function)])
+            yield from self._root_statements(
+                [item.calls if isinstance(item, Loop) else item for item in roll(self.function)]
+            )
 
-    def _at_root(self, items: Sequence[Node | tuple[Node, ...]]) -> Iterator[Statement]:
+    def _root_statements(self, items: Sequence[Node | tuple[Node, ...]]) -> Iterator[Statement]:
         """Where the new tokens stand comes first: position_ids are by default counted from it."""
         reads = any(v.node.name == POSITIONS for n in self.function.nodes for v in n.inputs)
         at = next((n for n in self.function.nodes if isinstance(n.op, QueryPositions)), None)
@@ -81,9 +85,9 @@ class Body:
             yield Default(f"{counted}.clamp(min=0)")
         for item in items:
             if isinstance(item, tuple):
-                yield self._loop(item)
+                yield self._layer_loop(item)
             elif is_call(item):
-                yield self._layer(item)
+                yield self._layer_call(item)
             elif not (reads and item is at):
                 yield self._assign(item)
 
@@ -112,7 +116,7 @@ class Body:
             text = f"None if unmasked else {text}"
         if n.name in self.skipped:
             text = f"{text} if self.{self.switch} else {operands[0]}"
-        target, comment = ", ".join(self._targets(n)), shape_text(n.types[0])
+        target, comment = ", ".join(self._name_targets(n)), shape_text(n.types[0])
         return Assign(target, fit(target, text, comment), comment + ("  # fmt: skip" if is_laid_by_hand(text) else ""))
 
     @property
@@ -120,7 +124,7 @@ class Body:
         """Whether a caller may want the last logits alone: of a model that goes on from them."""
         return bool(self.kept and self.pasts)
 
-    def _targets(self, n: Node) -> list[str]:
+    def _name_targets(self, n: Node) -> list[str]:
         """A stream is x, and logits are logits; every other value is called what its node is."""
         for values, name in ((self.streams, STREAM), ({k[0] for k in self.kept}, LOGITS)):
             if n[0] in values:
@@ -157,60 +161,62 @@ class Body:
         pasts = [v for v in n.inputs if v in self.pasts]
         arguments = [self[v] for v in n.inputs if v not in pasts]
         if pasts:
-            arguments.append(self._past(pasts))
-        if self.plan.asked(function):
+            arguments.append(self._past_argument(pasts))
+        if self.plan.takes_use_cache(function):
             arguments.append("use_cache")
         targets = [self._bind(n[0], n.name)]
-        targets += self._states(n, function, "present" if len(self._stateful_parts()) == 1 else f"{n.name}_present")
+        targets += self._bind_states(
+            n, function, "present" if len(self._stateful_parts()) == 1 else f"{n.name}_present"
+        )
         target, comment = ", ".join(targets), shape_text(n.types[0])
         return Assign(target, fit(target, f"self.{n.name}({', '.join(arguments)})", comment), comment)
 
     def _stateful_parts(self) -> list[Node]:
-        return [n for n in self.function.nodes if is_call(n) and self.plan.past(called(n))]
+        return [n for n in self.function.nodes if is_call(n) and self.plan.has_past(called(n))]
 
-    def _past(self, pasts: Sequence[Value]) -> str:
+    def _past_argument(self, pasts: Sequence[Value]) -> str:
         if list(pasts) == list(self.pasts):
             return "past"
         given = _tuple_text([self[value] for value in pasts])
         return given if self.plan.carried else f"past and {given}"
 
-    def _states(self, n: Node, function: Function, name: str) -> list[str]:
+    def _bind_states(self, n: Node, function: Function, name: str) -> list[str]:
         """What a call gives beside its first output: its states as one, or each by itself where layers lend them."""
-        if not self.plan.asked(function):
+        if not self.plan.takes_use_cache(function):
             return [self._bind(n[i], wish) for i, wish in enumerate(function.output_names[1:], 1)]
         self.presents[n] = name
         self.names |= {n[i]: f"{name}[{i - 1}]" for i in range(1, len(n.types))}
         return [name]
 
-    def _layer(self, n: Node) -> LayerCall:
+    def _layer_call(self, n: Node) -> LayerCall:
         """A layer that stands by itself."""
         function, path = called(n), n.name.replace(".", "_")
         arguments = [self[v] for v in n.inputs if v not in self.pasts]
         present, targets = "", [self._bind(n[0], path)]
         if n in self.stateful:
             arguments.append(f"pasts[{self.stateful.index(n)}]")
-        if self.plan.asked(function):
+        if self.plan.takes_use_cache(function):
             arguments.append("use_cache")
-            present = self._states(n, function, f"{path}_present")[0]
+            present = self._bind_states(n, function, f"{path}_present")[0]
             targets.append(present)
         else:
             targets += [self._bind(n[i], f"{path}_{w}") for i, w in enumerate(function.output_names[1:], 1)]
-            present = self._held(n, targets)
+            present = self._present_text(n, targets)
         target, comment = ", ".join(targets), shape_text(n.types[0])
         text = f"layers[{self.layers.index(n)}]({', '.join(arguments)})"
         return LayerCall(target, fit(target, text, comment), present, comment)
 
-    def _held(self, n: Node, targets: Sequence[str]) -> str:
+    def _present_text(self, n: Node, targets: Sequence[str]) -> str:
         """Those of a call's targets that its past will be, in that order; nothing where it has none."""
         states = [targets[value.index] for _, value in self.function.outputs[1:] if value.node is n]
         return _tuple_text(states) if states else ""
 
-    def _loop(self, calls: Sequence[Node]) -> LayerLoop:
+    def _layer_loop(self, calls: Sequence[Node]) -> LayerLoop:
         first, function = calls[0], called(calls[0])
         wanted = self.plan.kinds.inputs or tuple(n.name for n in function.inputs if not is_past(n))
         stream, arguments, rows = function.stream, list[str](), dict[str, list[str]]()
         for name in wanted:
-            column = self._column(calls, name)
+            column = self._column_of(calls, name)
             if name == stream:
                 arguments.append(STREAM)
             elif len(set(column)) == 1:
@@ -224,13 +230,13 @@ class Body:
         if first in self.stateful:
             arguments.append("past")
             pasts = f"pasts{_slice_text(calls, self.stateful)}"
-        if self.plan.asked(function):
+        if self.plan.takes_use_cache(function):
             arguments.append("use_cache")
             targets.append("cached")
             present = "cached"
         elif function.output_names[1:]:
             targets += function.output_names[1:]
-            present = self._held(first, targets)
+            present = self._present_text(first, targets)
         chosen = list(zip(*rows.values(), strict=True)) if rows else []
         return LayerLoop(
             start="" if start == STREAM else start,
@@ -244,7 +250,7 @@ class Body:
             shape=shape_text(first.types[0]),
         )
 
-    def _column(self, calls: Sequence[Node], name: str) -> list[str]:
+    def _column_of(self, calls: Sequence[Node], name: str) -> list[str]:
         """What each layer is given for this input; one that has none of its own gets a neighbour's."""
         found: list[str | None] = []
         for call in calls:
@@ -265,7 +271,7 @@ class Body:
     @property
     def returns(self) -> str:
         first, *states = [self[value] for _, value in self.function.outputs]
-        if not self.plan.asked(self.function):
+        if not self.plan.takes_use_cache(self.function):
             return ", ".join([first, *states])
         parts = self._stateful_parts()
         given = [self.presents[n] for n in parts if n in self.presents]

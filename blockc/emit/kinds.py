@@ -36,7 +36,7 @@ class Kinds:
     switches: dict[Function, Switch] = field(default_factory=dict[Function, Switch])
     inputs: tuple[str, ...] = ()
 
-    def switch(self, function: Function) -> Switch | None:
+    def switch_of(self, function: Function) -> Switch | None:
         """That a class takes: a layer's own, or a part's by way of its layer."""
         return next((switch for switch in self.switches.values() if function in switch.skipped), None)
 

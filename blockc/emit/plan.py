@@ -25,12 +25,12 @@ class ModulePlan:
     absent: dict[tuple[Function, str], str]
     helpers: Sequence[str]
 
-    def past(self, function: Function) -> bool:
+    def has_past(self, function: Function) -> bool:
         return any(is_past(n) for n in function.inputs)
 
-    def asked(self, function: Function) -> bool:
+    def takes_use_cache(self, function: Function) -> bool:
         """Whether it is told if its states are wanted."""
-        return self.past(function) and not self.lends
+        return self.has_past(function) and not self.lends
 
 
 def plan_module(root: Function, helpers: Sequence[str]) -> ModulePlan:

@@ -196,9 +196,13 @@ def _find_classes(whole: ModulePlan) -> Iterator[Function]:
 
 
 def _make_class(function: Function, whole: ModulePlan) -> Class:
-    body, switch = Body(function, whole), whole.kinds.switch(function)
+    body, switch = Body(function, whole), whole.kinds.switch_of(function)
     count = len(function.outputs) - 1
-    result = "tuple[Tensor, Cache | None]" if whole.asked(function) else f"tuple[{', '.join(['Tensor'] * (count + 1))}]"
+    result = (
+        "tuple[Tensor, Cache | None]"
+        if whole.takes_use_cache(function)
+        else f"tuple[{', '.join(['Tensor'] * (count + 1))}]"
+    )
     return Class(
         function.name,
         function.doc,
@@ -220,9 +224,9 @@ def _make_arguments(function: Function, whole: ModulePlan) -> Iterator[Argument]
     for name in whole.kinds.inputs if layer else own:
         lacks = name in absent if layer else (function, name) in whole.absent
         yield Argument(name, "Tensor | None" if lacks else "Tensor")
-    if whole.past(function):
+    if whole.has_past(function):
         yield Argument("past", "Cache" if whole.carried else "Cache | None")
-    if whole.asked(function):
+    if whole.takes_use_cache(function):
         yield Argument("use_cache", "bool")
 
 
@@ -238,7 +242,7 @@ def _make_declarations(function: Function, whole: ModulePlan) -> Iterator[Declar
                     prefix, _layer_list_text([c for c in function.nodes if is_call(c)], whole), listed=True
                 )
         elif is_call(n):
-            switch = whole.kinds.switch(called(n))
+            switch = whole.kinds.switch_of(called(n))
             yield Declaration(n.name, f"{called(n).name}({switch.word if switch else ''})")
         elif (text := n.op.declares()) is not None:
             yield Declaration(n.name, text)

@@ -52,15 +52,15 @@ class Compiled:
         """The flat form that ONNX is, logits of every token."""
         return self._run(FLAT).function
 
-    def flat(self, target: Target) -> Function:
+    def flatten(self, target: Target) -> Function:
         """The flat function that an ONNX graph is lowered from."""
-        return self.made(target).function
+        return self.run_recipe(target).function
 
-    def derived(self, target: Target) -> Derivations:
+    def derivations(self, target: Target) -> Derivations:
         """What those parameters of the target's function are made from that are not the model's own."""
-        return self.made(target).derived
+        return self.run_recipe(target).derived
 
-    def made(self, target: Target) -> Passed:
+    def run_recipe(self, target: Target) -> Passed:
         """What the target's recipe makes of the served function."""
         return self._run(recipe_for(target))
 
@@ -76,9 +76,9 @@ class Compiled:
     def _known(self) -> dict[tuple[Pass, ...], Passed]:
         return {}
 
-    def left(self, target: Target) -> tuple[Left, ...]:
+    def unfused(self, target: Target) -> tuple[Left, ...]:
         """What the target's passes left as it was, such as what no kernel takes, and why."""
-        return self.made(target).left
+        return self.run_recipe(target).left
 
     def refuses(self, target: Target, copied: bool | None = None) -> str:
         """Why there is no graph of a target, or nothing. `copied`: whether its weights are, where it has any."""
@@ -89,7 +89,7 @@ class Compiled:
     def contract(self, target: Target) -> Contract:
         """How a target's graph is fed, and what comes of it."""
         if target not in self._contracts:
-            self._contracts[target] = contract(self.flat(target))
+            self._contracts[target] = contract(self.flatten(target))
         return self._contracts[target]
 
     @cached_property
@@ -137,13 +137,13 @@ class Compiled:
     def resolved_yaml(self) -> str:
         return resolved_text(self.spec)
 
-    def nodes(self, target: Target) -> dict[str, Any]:
+    def count_nodes(self, target: Target) -> dict[str, Any]:
         """Operators of a target's graph: all of them, the distinct numbers of a layer, and those outside of layers."""
         from blockc.emit.onnx import count_operators
         from blockc.ort.lowering import swaps_for
 
         layers: Counter[str] = Counter()
-        for name, count in count_operators(self.flat(target), target.dtype, swaps_for(target)).items():
+        for name, count in count_operators(self.flatten(target), target.dtype, swaps_for(target)).items():
             path = name.split(".")
             layers[path[1] if path[0] == "layers" else ""] += count
         outside = layers.pop("", 0)
@@ -162,17 +162,17 @@ class Compiled:
         from blockc.emit.onnx import embed_arrays
 
         if weights is not None:
-            weights = with_derived(weights, self.derived(target))
+            weights = with_derived(weights, self.derivations(target))
         tensors = None if weights is None else embed_arrays(weights, dtype or target.dtype)
-        return self.lowered(target, tensors, dtype)
+        return self.lower(target, tensors, dtype)
 
-    def lowered(self, target: Target, tensors: Mapping[str, TensorProto] | None, dtype: Dtype | None = None) -> bytes:
+    def lower(self, target: Target, tensors: Mapping[str, TensorProto] | None, dtype: Dtype | None = None) -> bytes:
         """The model with these tensors as its initialisers, wherever they lie."""
         from blockc.emit.onnx import emit_onnx, serialise
         from blockc.ort.lowering import swaps_for
 
         made = emit_onnx(
-            self.flat(target), self.metadata, tensors, dtype or target.dtype, swaps_for(target), target.opset
+            self.flatten(target), self.metadata, tensors, dtype or target.dtype, swaps_for(target), target.opset
         )
         return serialise(made)
 

@@ -23,7 +23,7 @@ def why_refused(model: Compiled, target: Target, copied: bool | None = None) -> 
     if target.packed and (copied is False or target.provider is None):
         return "packed speaks of weights that are copied, and of a provider's attention"
     try:
-        return why_not_in_opset(model.flat(target), target.opset) or _why_lost(model, target)
+        return why_not_in_opset(model.flatten(target), target.opset) or _why_lost(model, target)
     except GraphError as error:  # of a pass that does not take this model
         return str(error)
 
@@ -33,7 +33,7 @@ def _why_lost(model: Compiled, target: Target) -> str:
     from blockc.emit.onnx import find_lost
     from blockc.ort.lowering import swaps_for
 
-    for n, number in find_lost(model.flat(target), target.dtype, swaps_for(target)):
+    for n, number in find_lost(model.flatten(target), target.dtype, swaps_for(target)):
         at = f"{n.place.file}:{n.place.line}: " if n.place else ""
         holding = " or ".join(word for word, one in FLOATS.items() if one.holds(number))
         hint = f": build in {holding}" if holding else ""

@@ -73,7 +73,9 @@ def texts(model: Compiled) -> dict[str, str]:
     from blockc.report import report
 
     figures = report(model.spec, model.decoder, model.function).json()
-    figures["onnx_nodes"] = {name: model.nodes(target) for name, target in COUNTED.items() if not model.refuses(target)}
+    figures["onnx_nodes"] = {
+        name: model.count_nodes(target) for name, target in COUNTED.items() if not model.refuses(target)
+    }
     return {
         "model.py": model.model_py(),
         "graph.txt": model.graph_txt(),
@@ -162,7 +164,7 @@ def write_build(
             **({} if weights is None else {"weights": weights}),
         }
         manifest = Manifest(**said)
-        files[MANIFEST] = manifest.written()
+        files[MANIFEST] = manifest.to_bytes()
         large: dict[str, Path | None] = {} if plan is None else {**_link_names(plan)}
         large |= {DATA: None} if manifest.data else {}
         for name, data in files.items():
@@ -223,7 +225,7 @@ def _make_onnx(model: Compiled, target: Target, references: Mapping[str, Referen
     """The graph; with weights as a manifest has them, its parameters are references into files beside it."""
     from blockc.emit.external import external_tensors
 
-    return model.lowered(target, None if references is None else external_tensors(references))
+    return model.lower(target, None if references is None else external_tensors(references))
 
 
 def versions() -> Versions:
@@ -341,7 +343,7 @@ def _find_changed_tensors(folder: Path, weights: Weights, progress: Progress) ->
     for count, (name, hash_) in enumerate(weights.tensors.items()):
         progress("comparing tensors", count, len(weights.tensors))
         stored, now = tensors.get(name), hashlib.sha256()
-        for part in stored.raw() if isinstance(stored, StoredTensor) else ():
+        for part in stored.read_raw() if isinstance(stored, StoredTensor) else ():
             now.update(part.data)
         if now.hexdigest() != hash_:
             changed.append(f"{stored.path.name}: {shown(name)}" if isinstance(stored, StoredTensor) else shown(name))
@@ -376,13 +378,13 @@ def _expected_references(
     weights, target = manifest.weights, manifest.target
     assert weights is not None
     if weights.mode == "pack":
-        made = model.made(target)
+        made = model.run_recipe(target)
         placed_ = place_packed(parameters(model.function), target.dtype, made)
         found, linked = placed_ | place_joined(placed_, made), set[str]()
     else:
         checkpoint = linked_checkpoint(folder, [source.name for source in weights.sources])
         planned = plan_weights(model.function, checkpoint, model.spec.top.checkpoint, "link", target.dtype)
-        planned = replace(planned, made=model.made(target), copied=initialisers_in(onnx, DATA))
+        planned = replace(planned, result=model.run_recipe(target), copied=initialisers_in(onnx, DATA))
         found, linked = planned.references, {planned.sources[path].name for path in planned.linked}
     end = max((r.offset + r.length for r in found.values() if r.location == DATA), default=0)
     unlike = ["data"] if end != (weights.data.size if weights.data else 0) else []

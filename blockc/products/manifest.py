@@ -148,13 +148,13 @@ class Manifest(BaseModel):
     weights: Weights | None = None
 
     @field_serializer("target", mode="wrap")
-    def _asked(self, target: Target, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialise_target(self, target: Target, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """An opset stands there where one was asked for: without, it is as builds have it that could ask for none."""
         said: dict[str, Any] = written(target)
         return said if target.opset is not None else {key: value for key, value in said.items() if key != "opset"}
 
     @model_validator(mode="after")
-    def _whole(self) -> Manifest:
+    def _has_every_file(self) -> Manifest:
         if absent := [name for name in (*TEXTS, MODEL) if name not in self.files]:
             raise ValueError(f"files has no {absent[0]}")
         return self
@@ -163,7 +163,7 @@ class Manifest(BaseModel):
         """As JSON has them, in order; what was not set is left out."""
         return self.model_dump(mode="json", exclude_unset=True)
 
-    def written(self) -> bytes:
+    def to_bytes(self) -> bytes:
         return written(self.statements())
 
     @property

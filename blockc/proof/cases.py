@@ -67,7 +67,7 @@ class Case:
         calls = (self.attention_mask[:, : new.stop].sum(axis=1).max() for new in self.slices)
         return {self.first + int(count) for count in (*calls, *map(len, self.rows))}
 
-    def own(self, logits: Array) -> list[Array]:
+    def real_rows(self, logits: Array) -> list[Array]:
         """The rows of a (B, length, ...) array that are real tokens."""
         return [logits[i, s : s + len(row)] for i, (row, s) in enumerate(zip(self.rows, self.starts, strict=True))]
 

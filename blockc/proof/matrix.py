@@ -206,8 +206,8 @@ def _target_makers(
     """A target's function by the oracle, if it is not the served one, and its graphs in onnxruntime."""
     if target.cache == "buffer" and not twin.contract(PORTABLE).held:
         return
-    if twin.flat(target) is not twin.graph:
-        yield lambda: Oracle(twin.flat(target), f"oracle{_target_text(target)}", derived=twin.derived(target))
+    if twin.flatten(target) is not twin.graph:
+        yield lambda: Oracle(twin.flatten(target), f"oracle{_target_text(target)}", derived=twin.derivations(target))
     if "onnxruntime" in missing or target.dtype not in RUN_AS:
         return
     for logits in (target.logits,) if target.top else ("all", "last"):
@@ -222,7 +222,9 @@ def _make_onnx(twin: Compiled, target: Target, model: bytes | None = None, dtype
     """onnxruntime on the graph that is given, or that is emitted now: in the target's type or in this one."""
     real = dtype or target.dtype
     graph = twin.onnx(target, dtype=real) if model is None else model
-    return Onnx(graph, twin.flat(target), f"onnxruntime{_target_text(target)}", RUN_AS[real], twin.derived(target))
+    return Onnx(
+        graph, twin.flatten(target), f"onnxruntime{_target_text(target)}", RUN_AS[real], twin.derivations(target)
+    )
 
 
 def _target_text(target: Target) -> str:
@@ -277,14 +279,14 @@ class Truth:
         self.known: dict[tuple[str, Rounding, bytes, int], Array] = {}
         self.held: dict[tuple[str, Rounding], Params] = {}
 
-    def alone(self, row: Array, dtype: str, first: int = 0, rounding: Rounding = ()) -> Array:
+    def logits_of(self, row: Array, dtype: str, first: int = 0, rounding: Rounding = ()) -> Array:
         key = ("float16" if dtype == "float16" else "float64", rounding, row.tobytes(), first)
         if key not in self.known:
             case = Case("alone", (row,), (0,), (len(row),), first=first)
-            self.known[key] = self.whole.run(case, self.rounded(dtype, rounding)).logits[0]
+            self.known[key] = self.whole.run(case, self.round_params(dtype, rounding)).logits[0]
         return self.known[key]
 
-    def rounded(self, dtype: str, rounding: Rounding) -> Params:
+    def round_params(self, dtype: str, rounding: Rounding) -> Params:
         """The parameters as a graph that rounds has them."""
         if (dtype, rounding) not in self.held:
             self.held[dtype, rounding] = as_held(self.params[dtype], rounding)
@@ -294,7 +296,7 @@ class Truth:
 def compare_run(oracle: Truth, runner: Runner, case: Case) -> Row:
     dtype, params = runner.dtype, oracle.params[runner.dtype]
     rounding = tuple(each for each in runner.derived.values() if each.loses)
-    truth = [oracle.alone(row, dtype, case.first, rounding) for row in case.rows]
+    truth = [oracle.logits_of(row, dtype, case.first, rounding) for row in case.rows]
     try:
         answer = runner.run(case, params)
     except Exception as error:  # what was emitted may be anything by now: that it fails is a finding, not a crash
@@ -311,7 +313,7 @@ def compare_run(oracle: Truth, runner: Runner, case: Case) -> Row:
         / spread
     )
     if case.labels and answer.loss is not None:
-        loss = oracle.whole.run(case, oracle.rounded(dtype, rounding)).loss or 0.0
+        loss = oracle.whole.run(case, oracle.round_params(dtype, rounding)).loss or 0.0
         error = max(error, abs(answer.loss - loss) / spread)
     agreement = float(np.mean(np.concatenate([w.argmax(-1) == g.argmax(-1) for w, g in zip(wanted, got, strict=True)])))
     row = Row(runner.name, case.name, dtype, error, agreement, TOLERANCE[dtype])
@@ -323,7 +325,7 @@ def compare_run(oracle: Truth, runner: Runner, case: Case) -> Row:
 def _compared_rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[Array], list[Array]]:
     """What is compared: every real token, or the last one where only that was asked for."""
     if logits.shape[1] == case.length:
-        return truth, case.own(logits)
+        return truth, case.real_rows(logits)
     # Each chunk gave one row: the last real token so far. Rows whose sequence has not begun are nobody's.
     ends = np.cumsum(case.chunks)
     wanted, got = list[Array](), list[Array]()

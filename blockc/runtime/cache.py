@@ -33,7 +33,7 @@ class HostTensor:
         self.array = self.flat
         self.value: Any = None
 
-    def shaped(self, *shape: int) -> Array:
+    def reshape(self, *shape: int) -> Array:
         """To be written or read, with what it held before no longer meant."""
         size = math.prod(shape)
         if size > self.flat.size:
@@ -45,7 +45,7 @@ class HostTensor:
         return self.array
 
     def write(self, array: Array) -> None:
-        self.shaped(*array.shape)[:] = array
+        self.reshape(*array.shape)[:] = array
 
     def read(self) -> Array:
         return self.array

@@ -32,8 +32,10 @@ def prompt_ids(
     """The tokens that a text is gone on from; with `chat` it is said to an assistant, who was told `system` before."""
     if chat:
         told = [] if system is None else [{"role": "system", "content": system}]
-        return tokenizer.ids(render_chat(folder, tokenizer, [*told, {"role": "user", "content": text}]), special=False)
-    if ids := tokenizer.ids(text):
+        return tokenizer.encode(
+            render_chat(folder, tokenizer, [*told, {"role": "user", "content": text}]), special=False
+        )
+    if ids := tokenizer.encode(text):
         return ids
     raise UsageError("is empty, and this tokenizer begins no text by itself", "prompt")
 

@@ -64,7 +64,7 @@ class OpenModel:
     captured: bool = False
 
     @property
-    def bound(self) -> bool:
+    def binds_steps(self) -> bool:
         """A decode step is bound once. On the CPU that saves nothing, and a mask as long as the buffers is work."""
         return self.contract.fixed and (self.captured or self.provider != "cpu")
 

@@ -76,15 +76,15 @@ class Sampler:
         if isinstance(logits, TopLogits) and (why := self.lacks(rows.shape[-1])):
             raise UsageError(f"the graph cannot be drawn from: {why}")
         self.streams += [np.random.default_rng(s) for s in self.seeds.spawn(len(rows) - len(self.streams))]
-        drawn = np.array([self._drawn(row, stream) for row, stream in zip(rows, self.streams, strict=False)])
+        drawn = np.array([self._draw(row, stream) for row, stream in zip(rows, self.streams, strict=False)])
         return logits.tokens[np.arange(len(rows)), drawn] if isinstance(logits, TopLogits) else drawn
 
-    def _drawn(self, row: Array, stream: np.random.Generator) -> int:
-        tokens, odds = self.left(row)
+    def _draw(self, row: Array, stream: np.random.Generator) -> int:
+        tokens, odds = self.probabilities(row)
         summed = np.cumsum(odds)
         return int(tokens[np.searchsorted(summed, stream.random() * summed[-1], side="right")])
 
-    def left(self, row: Array) -> tuple[Array, Array]:
+    def probabilities(self, row: Array) -> tuple[Array, Array]:
         """What may be drawn of a row of logits (V), and the probability of each."""
         tokens = np.arange(len(row)) if self.top_k is None else highest(row, min(self.top_k, len(row)))
         scaled = row[tokens].astype(np.float64) / self.temperature

@@ -133,19 +133,19 @@ class Session:
             for text, token in zip(texts, tokens.tolist(), strict=True):
                 text.append(token)
             held = max(self.lengths)
-            if self._unlike(held, held + 1) is None:
+            if self._find_conflict(held, held + 1) is None:
                 logits = self.decode(tokens)
             else:
                 self.reset()
                 logits = self.prefill(texts, room=left - 1)
 
     def _call(self, ids: Array, counts: Array, room: int) -> Logits:
-        before = self._begun(ids, counts, room)
+        before = self._check_rows(ids, counts, room)
         joined = self.model.contract.feeding == "joined"
         first = np.full_like(before, self._columns) if joined else before  # where each row's new tokens go
-        cache = self._reserved(len(ids), int(first.max()) + ids.shape[1], room)
-        step = self._step(cache) if self.model.bound and ids.shape[1] == 1 and before.all() else None
-        given = self._given(ids, counts, before, first, whole=step is not None or self.buffered)
+        cache = self._reserve(len(ids), int(first.max()) + ids.shape[1], room)
+        step = self._bind_step(cache) if self.model.binds_steps and ids.shape[1] == 1 and before.all() else None
+        given = self._make_inputs(ids, counts, before, first, whole=step is not None or self.buffered)
         if step is not None:
             step.run(given)
             outputs = {name: tensor.read() for name, tensor in step.outputs.items()}
@@ -158,7 +158,7 @@ class Session:
         rows = logits[np.arange(len(ids)), counts - 1] if every else logits[:, 0]
         return widen(rows, "BF16") if rows.dtype == np.uint16 else rows.astype(np.float32)
 
-    def _begun(self, ids: Array, counts: Array, room: int) -> Array:
+    def _check_rows(self, ids: Array, counts: Array, room: int) -> Array:
         """The rows' lengths before these tokens, 0 where there were none. Raises SessionError for what cannot go on."""
         rows, new = ids.shape
         before = self._lengths if len(self._lengths) else np.zeros(rows, np.int64)
@@ -179,39 +179,39 @@ class Session:
         if tokens > self.context:
             raise SessionError(f"{tokens} tokens of one row, and the model's context is {self.context}")
 
-    def _unlike(self, held: int, tokens: int) -> Sides | None:
+    def _find_conflict(self, held: int, tokens: int) -> Sides | None:
         """A cache whose keys were turned in a call of `held` tokens does not go with every longer call."""
         return next((side for side in self.model.contract.sides if held and not side.alike((held, tokens))), None)
 
     def _refuse_unlike(self, held: int, tokens: int) -> None:
-        if side := self._unlike(held, tokens):
+        if side := self._find_conflict(held, tokens):
             otherwise = "otherwise at every length" if side.grows else "otherwise"
             raise SessionError(
                 f"{tokens} tokens of one row on a cache of {held}: beyond {side.original} the model's rope turns "
                 f"tokens {otherwise}, and those of the cache are turned: reset() and read all anew in one call"
             )
 
-    def _reserved(self, rows: int, columns: int, room: int) -> SessionCache:
+    def _reserve(self, rows: int, columns: int, room: int) -> SessionCache:
         """The cache, long enough for so many columns, and the mask as long as it. Growing doubles it at least."""
         wanted = columns + room
         new = not len(self._lengths)
         if self.cache is None or (new and (self.cache.rows != rows or self.cache.length < wanted)):
             self._release()
-            self.cache = SessionCache(self.model, rows, self._rounded(wanted))
+            self.cache = SessionCache(self.model, rows, self._round_up(wanted))
         elif wanted > self.cache.length:
             self._release()
-            self.cache.grow(self._rounded(max(wanted, 2 * self.cache.length)))
+            self.cache.grow(self._round_up(max(wanted, 2 * self.cache.length)))
         longer = self.cache.length - self._mask.shape[1]
         if longer:
             self._mask = np.pad(self._mask, ((0, rows - len(self._mask)), (0, longer)))
-            self.inputs[MASK].shaped(*self._mask.shape)
+            self.inputs[MASK].reshape(*self._mask.shape)
         return self.cache
 
-    def _rounded(self, length: int) -> int:
+    def _round_up(self, length: int) -> int:
         """A capture is of one length: the same is taken for many."""
         return max(length, min(-(-length // ROUND) * ROUND, self.context)) if self.model.captured else length
 
-    def _step(self, cache: SessionCache) -> DecodeStep:
+    def _bind_step(self, cache: SessionCache) -> DecodeStep:
         """The decode step on these buffers; what an earlier one captured is of no use on others."""
         if self.step is None:
             self._graphs += 1
@@ -223,7 +223,7 @@ class Session:
             self.step.release()
             self.step = None
 
-    def _given(self, ids: Array, counts: Array, before: Array, first: Array, whole: bool) -> dict[str, Array]:
+    def _make_inputs(self, ids: Array, counts: Array, before: Array, first: Array, whole: bool) -> dict[str, Array]:
         """The inputs: new tokens stand in the columns from each row's `first` on, padding behind them.
 
         `whole`: the mask is as long as the buffers.
@@ -246,6 +246,6 @@ class Session:
         tokens = new if self.model.contract.every else 1
         kept = self.outputs if tokens == 1 else {name: HostTensor(each.element) for name, each in self.outputs.items()}
         ports = self.model.contract.outputs
-        made = {port.name: kept[port.name].shaped(rows, tokens, self.model.width(port)) for port in ports}
+        made = {port.name: kept[port.name].reshape(rows, tokens, self.model.width(port)) for port in ports}
         cache.run(self.inputs, kept)
         return made

@@ -49,7 +49,7 @@ class DecodeStep:
         if away:
             return DeviceTensor(element, shape, self.cache.model.provider)
         kept = HostTensor(element)
-        kept.shaped(*shape)
+        kept.reshape(*shape)
         return kept
 
     def run(self, given: Mapping[str, Array]) -> None:

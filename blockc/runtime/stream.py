@@ -32,37 +32,37 @@ class TextStream:
         self.done = 0  # characters of the window's text that have been given
         self.part = b""  # of a character that the last tokens begin
         self.lent = False  # that character begins in the prompt
-        read = (token for token in reversed(prompt) if tokenizer.word(token) is not None)
+        read = (token for token in reversed(prompt) if tokenizer.word_of(token) is not None)
         for token in reversed(list(islice(read, _LONGEST))):
             self.push(token)
         self.lent = bool(self.part)
 
     def push(self, token: int) -> str:
         """What the token adds, which is nothing while a character is in pieces."""
-        word = self.tokenizer.word(token)
+        word = self.tokenizer.word_of(token)
         if word is None:
             return ""
-        read = self.tokenizer.bytes(word)
+        read = self.tokenizer.bytes_of(word)
         if not self.tokenizer.by_byte:
             self.part = _split(self.part + read)[1]
             return self._append(token)
         if not read:
-            return self._broken() + self._append(token)
+            return self._mark_broken() + self._append(token)
         try:
             used = codecs.utf_8_decode(self.part + read, "strict", False)[1]
         except UnicodeDecodeError:
-            return self._broken(read, token)
+            return self._mark_broken(read, token)
         self.part = (self.part + read)[used:]
         return self._append(token)
 
     def rest(self) -> str:
         """What was held back: a mark for a character that never became whole."""
         if self.tokenizer.by_byte:
-            return self._broken()
+            return self._mark_broken()
         self.part = b""
-        return self._new()
+        return self._take_new()
 
-    def _broken(self, read: bytes = b"", token: int | None = None) -> str:
+    def _mark_broken(self, read: bytes = b"", token: int | None = None) -> str:
         """Marks for `part`, whose tokens are a byte each, where it does not go on as UTF-8: with `read`, or at all."""
         if not self.part + read:
             return ""
@@ -71,16 +71,16 @@ class TextStream:
         text, self.part = _split(self.part + read, final=token is None)
         if not self.window and self.tokenizer.stand_in is not None:  # the next token is not the first of the text
             self.window = [self.tokenizer.stand_in]
-            self.done = len(self.tokenizer.text(self.window))
+            self.done = len(self.tokenizer.decode(self.window))
         self.window += [token] * len(self.part) if token is not None else []
         text, self.lent = text.removeprefix(own) if self.lent else text, False
         return text
 
     def _append(self, token: int) -> str:
         self.window.append(token)
-        return "" if self.part and self.tokenizer.by_byte else self._new()
+        return "" if self.part and self.tokenizer.by_byte else self._take_new()
 
-    def _new(self) -> str:
+    def _take_new(self) -> str:
         text = self._text()
         new = text[self.done :]
         if not new:
@@ -94,7 +94,7 @@ class TextStream:
 
     def _text(self) -> str:
         """The window's, without the mark of a character that has yet to become whole."""
-        text = self.tokenizer.text(self.window)
+        text = self.tokenizer.decode(self.window)
         return text.removesuffix(_MARK) if self.part else text
 
 

@@ -37,12 +37,14 @@ class Tokenizer:
             self.stop = special_ids("eos", files, self.known.token_to_id, vocab, folder)
         except SpecialError as error:
             raise SessionError(str(error)) from None
-        self.special = {f"{name}_token": token for name in _SPECIAL if (token := self._token(name, files)) is not None}
+        self.special = {
+            f"{name}_token": token for name in _SPECIAL if (token := self._find_token(name, files)) is not None
+        }
         kinds = set(_decoder_steps(self.known.decoder))
         self.by_byte = "ByteFallback" in kinds  # tokens such as <0xE8> are bytes; else a token is whole text,
         self.by_letter = "ByteLevel" in kinds and not self.by_byte  # or each of its letters is a byte
 
-    def _token(self, name: str, files: dict[str, dict[str, Any]]) -> str | None:
+    def _find_token(self, name: str, files: dict[str, dict[str, Any]]) -> str | None:
         """By its text, or by its number where only that is said."""
         for file in (TOKENIZER, TOKENS):
             if (token := special_token(name, files[file])) is not None:
@@ -50,21 +52,21 @@ class Tokenizer:
         number = files[GENERATION].get(f"{name}_token_id")
         return self.known.id_to_token(number) if type(number) is int and 0 <= number < _IDS else None
 
-    def ids(self, text: str, special: bool = True) -> list[int]:
+    def encode(self, text: str, special: bool = True) -> list[int]:
         """`special`: with what the tokenizer puts around a text. A chat template has that in itself."""
         whole = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # an argument may be any bytes
         return list(self.known.encode(whole, add_special_tokens=special).ids)
 
-    def text(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Without special tokens."""
         return str(self.known.decode(list(ids), skip_special_tokens=True))
 
-    def word(self, token: int) -> str | None:
+    def word_of(self, token: int) -> str | None:
         """A token as the vocabulary has it; None where it adds nothing to a text: it is special, empty or unknown."""
         word = self.known.id_to_token(token)
         return None if not word or word in self._unread else word
 
-    def bytes(self, word: str) -> bytes:
+    def bytes_of(self, word: str) -> bytes:
         """Of a token that may hold parts of characters. Empty for one that is whole text."""
         if self.by_byte:
             found = _BYTE.fullmatch(word)

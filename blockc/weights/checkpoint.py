@@ -47,13 +47,13 @@ class Checkpoint:
     files: tuple[FileFacts, ...] = ()
     layout: Layout | None = None
     companions: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-    told: tuple[str, ...] = ()
+    companion_notes: tuple[str, ...] = ()
     config: Told = NOTHING
     metadata: Metadata | None = None
 
-    def unlike(self, function: Function, context: int | None = None) -> list[str]:
+    def find_misfits(self, function: Function, context: int | None = None) -> list[str]:
         """A line for each thing that the checkpoint says of its model and the graph does otherwise."""
-        of_metadata = self.metadata.misfits(function, context) if self.metadata else []
+        of_metadata = self.metadata.find_misfits(function, context) if self.metadata else []
         return [*unlike(self.config, function, context), *of_metadata]
 
     @property
@@ -61,7 +61,7 @@ class Checkpoint:
         """What its reader should know: what was added to its files, and keys of which nobody knows what they mean."""
         unknown = self.metadata.unknown if self.metadata else []
         strange = [f"not compared, for nothing is known of them: {', '.join(listed(unknown))}"] if unknown else []
-        return [*self.told, *self.config.notes, *strange]
+        return [*self.companion_notes, *self.config.notes, *strange]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

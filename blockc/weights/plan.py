@@ -71,19 +71,19 @@ class ParameterSource:
     tensor: Tensor
     rule: Rule
     part: int
-    added: tuple[Delta, ...] = ()
+    deltas: tuple[Delta, ...] = ()
 
     @property
     def linkable(self) -> StoredTensor | None:
-        return self.tensor if self.rule.plain and not self.added and isinstance(self.tensor, StoredTensor) else None
+        return self.tensor if self.rule.plain and not self.deltas and isinstance(self.tensor, StoredTensor) else None
 
     def pieces(self) -> Iterator[Array]:
         """The parameter's numbers in their order."""
-        if self.rule.plain and not self.added:
+        if self.rule.plain and not self.deltas:
             yield from self.tensor.chunks()
         else:
             own = split_tensor(self.rule, self.tensor.read())[self.part]
-            yield sum((delta.read() for delta in self.added), own.astype(np.float32) if self.added else own)
+            yield sum((delta.read() for delta in self.deltas), own.astype(np.float32) if self.deltas else own)
 
     def read(self) -> Array:
         return np.concatenate([piece.reshape(-1) for piece in self.pieces()]).reshape(self.rule.shapes[self.part])
@@ -98,7 +98,7 @@ class WeightPlan:
     checkpoint: Checkpoint
     mode: Mode
     dtype: Dtype
-    made: Passed
+    result: Passed
     notes: tuple[str, ...] = ()
     copied: frozenset[str] = frozenset()  # what is packed although it could be linked
 
@@ -108,8 +108,8 @@ class WeightPlan:
             return {}
         apart = {
             *self.copied,
-            *_find_unread(self.made),
-            *(part for parts in _parts_of_joins(self.made).values() for part in parts),
+            *_find_unread(self.result),
+            *(part for parts in _parts_of_joins(self.result).values() for part in parts),
         }
         sources = {path: source.linkable for path, source in self.sources.items() if path not in apart}
         return {path: stored for path, stored in sources.items() if stored is not None}
@@ -117,12 +117,12 @@ class WeightPlan:
     @cached_property
     def packed(self) -> Mapping[str, Reference]:
         packed = {path: param for path, param in self.params.items() if path not in self.linked}
-        return place_packed(packed, self.dtype, self.made)
+        return place_packed(packed, self.dtype, self.result)
 
     @property
     def references(self) -> dict[str, Reference]:
         into = {path: Reference(s.path.name, s.offset, s.length, s.word, s.shape) for path, s in self.linked.items()}
-        return into | dict(self.packed) | place_joined(self.packed, self.made)
+        return into | dict(self.packed) | place_joined(self.packed, self.result)
 
     @property
     def links(self) -> tuple[FileFacts, ...]:
@@ -210,12 +210,12 @@ def plan_weights(
     match = match_tensors(rules(chosen, function, group_sizes(function)), checkpoint.tensors)
     found = {
         target: ParameterSource(name, checkpoint.tensors[name], rule, part)
-        for name, rule in match.named.items()
+        for name, rule in match.rules.items()
         if name in checkpoint.tensors and checkpoint.tensors[name].shape == rule.shape
         for part, target in enumerate(rule.targets)
     }
     tied, unlike = _compare_ties(match, checkpoint, found)
-    if faults := [*checkpoint.unlike(function, context), *match.faults, *unlike]:
+    if faults := [*checkpoint.find_misfits(function, context), *match.faults, *unlike]:
         raise misfit_error(faults)
     added = _deltas_by_path(function, family, adapters)
     params = parameters(function)
@@ -268,7 +268,7 @@ def _add_deltas(source: ParameterSource, added: tuple[Delta, ...]) -> ParameterS
     brought = next((delta for delta in reversed(added) if delta.product.base is not None), None)
     if brought is not None and brought.product.base is not None:
         source = ParameterSource(source.name, brought.product.base, brought.rule, brought.part)
-    return replace(source, added=added)
+    return replace(source, deltas=added)
 
 
 def _own_layout(function: Function) -> Layout:
@@ -346,7 +346,7 @@ def write_data(
 def _inspect(stored: StoredTensor, digest: bool) -> tuple[float, str]:
     """(The largest magnitude; the sha256 of the bytes where it is asked for.)"""
     peak, sha256 = 0, hashlib.sha256()
-    for part in stored.passing():
+    for part in stored.stream():
         peak = max(peak, _largest_bits(part))
         if digest:
             sha256.update(part.data)
@@ -359,9 +359,9 @@ def _write_packed(plan: WeightPlan, path: Path, bad: dict[str, str], progress: P
         whole = max(reference.offset + reference.length for reference in plan.packed.values())
         for param, reference in plan.packed.items():
             data.put(bytes(reference.offset - data.end))
-            if param in plan.made.derived:
-                name, dtype = param, parameters(plan.made.function)[param].dtype
-                pieces = iter([plan.made.derived[param].of(partial(_read_source, plan.sources, bad=bad))])
+            if param in plan.result.derived:
+                name, dtype = param, parameters(plan.result.function)[param].dtype
+                pieces = iter([plan.result.derived[param].of(partial(_read_source, plan.sources, bad=bad))])
             else:
                 name, dtype = plan.sources[param].name, plan.params[param].dtype
                 pieces = _read_pieces(plan.sources[param], plan.dtype)
@@ -393,7 +393,7 @@ def _read_pieces(source: ParameterSource, dtype: Dtype) -> Iterator[Array]:
     """What is written as it lies is read into memory that is used again, once `_Ahead` has done with it."""
     stored, own = source.linkable, FLOATS[dtype]
     if stored is not None and stored.word == own.safetensors and not own.as_bits:
-        return stored.passing(_Ahead.HELD + 1, PIECE)
+        return stored.stream(_Ahead.HELD + 1, PIECE)
     return source.pieces()
 
 

@@ -85,17 +85,17 @@ class Rule:
     @property
     def shape(self) -> Shape:
         """In the file."""
-        return (*self.joined[:-2], self.joined[-1], self.joined[-2]) if self.turned else self.joined
+        return (*self.joined[:-2], self.joined[-1], self.joined[-2]) if self.transposed else self.joined
 
     @property
-    def turned(self) -> bool:
+    def transposed(self) -> bool:
         """Vectors are stored as they are."""
         return self.transpose and len(self.shapes[0]) >= 2
 
     @property
     def plain(self) -> bool:
         """The file has the parameter's own bytes, under another name."""
-        return len(self.targets) == 1 and not self.turned and not self.permuted and not self.plus
+        return len(self.targets) == 1 and not self.transposed and not self.permuted and not self.plus
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def _join(rule: Rule, parts: list[Array]) -> Array:
         whole = _interleave(whole, rule.permuted, 2)
     if rule.plus:
         whole = whole + np.asarray(rule.plus, whole.dtype)
-    return np.swapaxes(whole, -1, -2) if rule.turned else whole
+    return np.swapaxes(whole, -1, -2) if rule.transposed else whole
 
 
 def _interleave(array: Array, heads: int, inner: int) -> Array:
@@ -267,7 +267,7 @@ def unpack(rules: Rules, tensors: Mapping[str, Array]) -> dict[str, Array]:
     match = match_tensors(rules, tensors)
     faults = list(match.faults)
     params: dict[str, Array] = {}
-    for name, rule in match.named.items():
+    for name, rule in match.rules.items():
         if name in tensors and tensors[name].shape == rule.shape:
             params.update(zip(rule.targets, split_tensor(rule, tensors[name]), strict=True))
     for name, target in match.tied.items():
@@ -295,7 +295,7 @@ class Match:
     `dropped` is what is not of the language model, by the tower that it is of.
     """
 
-    named: Mapping[str, Rule]
+    rules: Mapping[str, Rule]
     tied: Mapping[str, str]
     faults: tuple[str, ...]
     dropped: Mapping[str, str]
@@ -339,7 +339,7 @@ def misfit_error(faults: Iterable[str]) -> CheckpointError:
 
 def split_tensor(rule: Rule, array: Array) -> list[Array]:
     """The parameters that a tensor of the file holds."""
-    whole = np.swapaxes(array, -1, -2) if rule.turned else array
+    whole = np.swapaxes(array, -1, -2) if rule.transposed else array
     if rule.permuted:
         return [_interleave(whole, rule.permuted, rule.joined[0] // rule.permuted // 2)]
     if rule.plus:

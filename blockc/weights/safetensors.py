@@ -77,7 +77,7 @@ class StoredTensor:
         """Of what is read from it."""
         return np.dtype(np.float32 if self.word in _BITS else DTYPES[self.word])
 
-    def raw(self, step: int = CHUNK) -> Iterator[Array]:
+    def read_raw(self, step: int = CHUNK) -> Iterator[Array]:
         """The numbers as they are stored, flat and piece by piece; bf16 as bits. Nothing is mapped or kept."""
         left = math.prod(self.shape)
         with self.path.open("rb", buffering=0) as file:
@@ -89,7 +89,7 @@ class StoredTensor:
                 left -= part.size
                 yield part
 
-    def passing(self, held: int = 1, size: int = CACHED) -> Iterator[Array]:
+    def stream(self, held: int = 1, size: int = CACHED) -> Iterator[Array]:
         """The same in pieces of `size` bytes, each written over the one `held` before it: fast, and not to be kept."""
         memories = [np.empty(size // np.dtype(DTYPES[self.word]).itemsize, DTYPES[self.word]) for _ in range(held)]
         left = self.length
@@ -105,10 +105,10 @@ class StoredTensor:
                 yield numbers[: len(memory) // numbers.itemsize]
 
     def chunks(self) -> Iterator[Array]:
-        return (widen(part, self.word) for part in self.raw())
+        return (widen(part, self.word) for part in self.read_raw())
 
     def read(self) -> Array:
-        (whole,) = self.raw(math.prod(self.shape))
+        (whole,) = self.read_raw(math.prod(self.shape))
         return widen(whole, self.word).reshape(self.shape)
 
 

@@ -246,7 +246,7 @@ def test_the_kernels_leave_what_is_warned_of(head_dim: int, dims: int) -> None:
     """`dims` coordinates of a head are turned, none where it is 0."""
     turned = f"rope: {{theta: 10000, pairing: half, dims: {dims}}}" if dims else "rope: none"
     text = changed(f"attention: {{heads: 4, head_dim: {head_dim}, {turned}}}\npositions: {{type: learned}}\n")
-    reasons = {left.reason for left in compile_spec(from_tree(parse(text, "s.yaml"))).left(Target(provider="cpu"))}
+    reasons = {left.reason for left in compile_spec(from_tree(parse(text, "s.yaml"))).unfused(Target(provider="cpu"))}
     sizes = {reason for reason in reasons if "no multiple of 8" in reason or "takes multiples of 16" in reason}
     assert (names(check(text)) == ["BLC401"]) == bool(sizes), sizes
 

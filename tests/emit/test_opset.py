@@ -80,7 +80,7 @@ def test_the_graph_of_each_opset_is_the_oracles(target: Target) -> None:
         model = twin(name, *assignments)
         data = model.onnx(target)
         onnx.checker.check_model(data, full_check=True)
-        runner = Onnx(data, model.flat(target))
+        runner = Onnx(data, model.flatten(target))
         truth = Truth(model, random_parameters(model.function, 20))
         for case in cases(model.spec.top.vocab, cached=True, only=FEW):
             row = compare_run(truth, runner, case)

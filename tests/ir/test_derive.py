@@ -284,8 +284,8 @@ def test_a_model_whose_passes_make_parameters_is_proved(target: Target, also: Ca
     """The halves exactly, the rounded matrices on what they stand for: of queries, keys and values, all three."""
     model = twin("llama3-8b")
     also(HALVE, ROUND, ROUND_JOINED)
-    assert any(isinstance(n.op, HalvedLinear) for n in model.flat(target).nodes)
-    rounded = [path for path in model.derived(target) if path.endswith("codes")]
+    assert any(isinstance(n.op, HalvedLinear) for n in model.flatten(target).nodes)
+    rounded = [path for path in model.derivations(target) if path.endswith("codes")]
     assert len(rounded) == (2 if target.packed else 1) * model.spec.top.depth
     proof = prove(model, targets=(target,), only=["full", "decode", "padded left"])
     assert proof.complete
@@ -345,9 +345,9 @@ def test_recipes_that_begin_alike_are_run_as_far_once(also: Callable[..., None])
 
     also(counting)
     for target in (Target("cpu"), Target("cpu"), Target("cpu", logits="last"), Target("cpu")):
-        model.flat(target)
+        model.flatten(target)
     assert len(runs) == 2
-    assert model.flat(Target("cpu")) is model.flat(Target("cpu"))
+    assert model.flatten(Target("cpu")) is model.flatten(Target("cpu"))
 
 
 # Their weights
@@ -378,9 +378,9 @@ def test_what_passes_make_is_packed_and_read_back(
     assert built.proof is not None and built.proof.complete
     target = replace(target, packed=provider is not None and mode == "pack")
     own = unpack(rules_of(model), given)
-    wanted = {path: each.of(own.__getitem__) for path, each in model.derived(target).items()}
+    wanted = {path: each.of(own.__getitem__) for path, each in model.derivations(target).items()}
     got = initialisers(tmp_path / "out")
-    assert wanted.keys() <= got.keys() == parameters(model.flat(target)).keys()
+    assert wanted.keys() <= got.keys() == parameters(model.flatten(target)).keys()
     assert any(path.endswith("qkv.codes") for path in wanted) == target.packed
     for path, array in {**own, **wanted}.items():
         if path in got:

@@ -152,9 +152,9 @@ def test_the_outside_logits_of_further_knobs(name: str, change: dict[str, Any]) 
 @pytest.mark.parametrize("name", ["hy-mt2-7b", "persimmon-8b", "bitnet-2b"])
 @pytest.mark.parametrize("target", [Target("cpu"), Target("cpu", padding="right")], ids=["cpu", "by rows"])
 def test_attention_is_one_kernel_wherever_its_norms_stand(name: str, target: Target) -> None:
-    model, nodes = twin(name), twin(name).flat(target).nodes
+    model, nodes = twin(name), twin(name).flatten(target).nodes
     attentions = [n for n in nodes if "QueryAttention" in type(n.op).__name__]
-    assert len(attentions) == 2 and not any(left.node.endswith("mixed") for left in model.left(target))
+    assert len(attentions) == 2 and not any(left.node.endswith("mixed") for left in model.unfused(target))
     behind = name == "hy-mt2-7b"
     for n in attentions:
         q = n.inputs[0].node.op

@@ -182,7 +182,7 @@ SOFT = KEYS.replace("scale: 1.0", "scale: 0.25")  # sharper scores are beyond ha
 
 
 def unfused(model: Compiled, target: Target) -> dict[str, str]:
-    return {left.node.split(".")[1]: left.reason for left in model.left(target) if left.node.endswith("mixed")}
+    return {left.node.split(".")[1]: left.reason for left in model.unfused(target) if left.node.endswith("mixed")}
 
 
 def test_values_of_both_kinds_are_fused() -> None:
@@ -218,7 +218,7 @@ def test_only_layers_that_make_keys_and_values_have_a_cache() -> None:
 
 def test_the_last_token_alone_goes_through_the_layers_that_read() -> None:
     """What these layers make of earlier tokens nobody reads."""
-    flat = sharing().flat(Target(logits="last"))
+    flat = sharing().flatten(Target(logits="last"))
     shapes = {n.name: n.types[0].shape for n in flat.nodes if n.name.startswith("layers.") and n.name.endswith(".o")}
     assert [shape[1] == dim(1) for shape in shapes.values()] == [False] * 3 + [True] * 5
 

@@ -76,8 +76,8 @@ BACKENDS: dict[str, Callable[[Compiled, Path], Any]] = {
     "oracle": lambda model, _: Oracle(model.served),
     "torch": lambda model, folder: Torch(_written(model, folder), model.served),
     "portable": lambda model, _: Onnx(model.onnx(), model.graph),
-    "fused": lambda model, _: Onnx(model.onnx(Target("cpu")), model.flat(Target("cpu"))),
-    "buffer": lambda model, _: Onnx(model.onnx(Target(cache="buffer")), model.flat(Target(cache="buffer"))),
+    "fused": lambda model, _: Onnx(model.onnx(Target("cpu")), model.flatten(Target("cpu"))),
+    "buffer": lambda model, _: Onnx(model.onnx(Target(cache="buffer")), model.flatten(Target(cache="buffer"))),
 }
 
 
@@ -117,9 +117,9 @@ def test_the_longest_row_decides_for_all(kind: str) -> None:
         truth = theirs(input_ids=ids, attention_mask=mask, position_ids=positions).logits.numpy()
     got = Oracle(made.served).run(padded, params(kind)).logits
     alone = Oracle(made.served).run(case(short[None]), params(kind)).logits[0]
-    for wanted, ours in zip(padded.own(truth), padded.own(got), strict=True):
+    for wanted, ours in zip(padded.real_rows(truth), padded.real_rows(got), strict=True):
         assert distance(wanted, ours) < 1e-5
-    assert distance(alone, padded.own(got)[1]) > 1e-2
+    assert distance(alone, padded.real_rows(got)[1]) > 1e-2
 
 
 # Chunks and what comes later
@@ -274,13 +274,13 @@ def test_a_graph_for_cuda_has_both_lists_and_dynamic_is_refused(tmp_path: Path) 
     with pytest.raises(FolderError, match="dynamic"):
         api.build(model("dynamic"), tmp_path / "out", target=Target("cuda", "fp16"), proof=False)
     assert not (tmp_path / "out").exists()
-    assert model("dynamic").nodes(Target("cpu"))["all"] and model("dynamic").refuses(Target("cuda", "fp16"))
+    assert model("dynamic").count_nodes(Target("cpu"))["all"] and model("dynamic").refuses(Target("cuda", "fp16"))
 
 
 def test_a_graph_for_cuda_computes_both_sides() -> None:
     """The same nodes in float32, on the CPU."""
     target = Target("cuda", "fp16")
-    runner = Onnx(model("longrope").onnx(target, dtype="fp32"), model("longrope").flat(target))
+    runner = Onnx(model("longrope").onnx(target, dtype="fp32"), model("longrope").flatten(target))
     for count in SIDES:
         truth = Oracle(model("longrope").served).run(case(tokens(count)), params("longrope")).logits
         assert distance(truth, runner.run(case(tokens(count)), params("longrope")).logits) < TOLERANCE["float32"]

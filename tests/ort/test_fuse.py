@@ -110,12 +110,12 @@ def test_llama3_8b_has_32_attentions_and_no_softmax() -> None:
     for gone in ("Softmax", "Attention", "Transpose", "MatMul", "RotaryEmbedding", "Sigmoid", "Concat"):
         assert counted[gone] == 0, gone
     assert counted["Cast"] <= 3  # positions to angles, lengths to int32: none in a layer
-    in_layers = [n for n in full("llama3-8b").flat(CPU).nodes if n.name.startswith("layers.5.")]
+    in_layers = [n for n in full("llama3-8b").flatten(CPU).nodes if n.name.startswith("layers.5.")]
     assert len(in_layers) == 12
 
 
 def test_what_every_layer_shares_is_made_once() -> None:
-    nodes = full("gemma2-9b").flat(CPU).nodes
+    nodes = full("gemma2-9b").flatten(CPU).nodes
     names = Counter(n.op.name for n in nodes if not n.name.startswith("layers."))
     assert names["mask_bias"] == 2  # one a window
     assert names["slots"] == names["lengths"] == names["rotary_rows"] == 1
@@ -124,19 +124,19 @@ def test_what_every_layer_shares_is_made_once() -> None:
 def test_every_unfused_op_has_its_reason() -> None:
     for name in SPECS:
         model = full(name)
-        unfused = model.left(CPU)
+        unfused = model.unfused(CPU)
         listed = {left.node for left in unfused}
-        for n in model.flat(CPU).nodes:
+        for n in model.flatten(CPU).nodes:
             if isinstance(n.op, Attention) or n.op.name in ("rms_norm", "layer_norm"):
                 assert n.name in listed, f"{name}: {n.name}"
         assert all(left.reason for left in unfused)
-        stood = {n.name: n.op.name for n in model.flat(CPU).nodes}
+        stood = {n.name: n.op.name for n in model.flatten(CPU).nodes}
         assert {stood[node] for node in listed} <= {"attention", "rms_norm", "layer_norm"}, name
-    reasons = {left.node: left.reason for left in full("pythia-410m").left(CPU)}
+    reasons = {left.node: left.reason for left in full("pythia-410m").unfused(CPU)}
     assert reasons["layers.3.mlp_norm"] == "another norm of the same sum has the kernel"
-    reasons = {left.node: left.reason for left in full("block-4x4").left(CPU)}
+    reasons = {left.node: left.reason for left in full("block-4x4").unfused(CPU)}
     assert reasons["layers.0.attention.mixed"] == "head_dim 4 is no multiple of 8"
-    unfused = full("gpt2").left(Target("cpu", "fp16"))
+    unfused = full("gpt2").unfused(Target("cpu", "fp16"))
     assert {left.node for left in unfused} == {f"layers.{i}.mlp.activated" for i in range(12)}
     assert {left.reason for left in unfused} == {"onnxruntime has no FastGelu in fp16 on cpu"}
 
@@ -172,9 +172,11 @@ head: {tied: true}
 def test_attention_is_fused_where_it_is_legal(head_dim: int, dims: int, reason: str) -> None:
     text = BASE.replace("HEAD", str(head_dim)).replace("DIMS", str(dims))
     model = compile_spec(from_tree(parse(text, "small.yaml")))
-    assert [left.reason for left in model.left(CPU) if left.node.endswith("mixed")] == ([reason] * 2 if reason else [])
-    assert any(isinstance(n.op, GroupQueryAttention) for n in model.flat(CPU).nodes) == (not reason)
-    verify(model.flat(CPU))
+    assert [left.reason for left in model.unfused(CPU) if left.node.endswith("mixed")] == (
+        [reason] * 2 if reason else []
+    )
+    assert any(isinstance(n.op, GroupQueryAttention) for n in model.flatten(CPU).nodes) == (not reason)
+    verify(model.flatten(CPU))
     result = prove(model)
     assert result.complete, result.table()
 
@@ -182,16 +184,16 @@ def test_attention_is_fused_where_it_is_legal(head_dim: int, dims: int, reason: 
 def test_alibi_is_the_bias_of_the_kernel() -> None:
     """On the CPU the mask of floats is the bias itself; where rows are told apart by length there is none."""
     model = twin("bloom-560m")
-    fused = [n for n in model.flat(CPU).nodes if isinstance(n.op, GroupQueryAttention)]
+    fused = [n for n in model.flatten(CPU).nodes if isinstance(n.op, GroupQueryAttention)]
     assert len(fused) == len(model.decoder.layers)
     assert {n.inputs[3 if n.op.packed else 5].node.op.name for n in fused} == {"alibi"}
-    left = {left.reason for left in model.left(CUDA) if left.node.endswith("mixed")}
+    left = {left.reason for left in model.unfused(CUDA) if left.node.endswith("mixed")}
     assert "its scores have a bias, and rows are attended by their lengths alone" in left
 
 
 def left(head_dim: int, dims: int, target: Target) -> set[str]:
     text = BASE.replace("HEAD", str(head_dim)).replace("DIMS", str(dims)).replace("depth: 2", "depth: 1")
-    unfused = compile_spec(from_tree(parse(text, "small.yaml"))).left(target)
+    unfused = compile_spec(from_tree(parse(text, "small.yaml"))).unfused(target)
     return {each.reason for each in unfused if each.node.endswith("mixed")}
 
 
@@ -204,7 +206,7 @@ def test_a_head_is_as_wide_as_the_kernel_takes() -> None:
 def test_two_norms_of_one_sum_and_sums_that_go_on() -> None:
     """The sum comes out of the kernel beside the norm, for whoever else reads it."""
     model = twin("pythia-410m")
-    skips = [n for n in model.flat(CPU).nodes if isinstance(n.op, SkipNorm)]
+    skips = [n for n in model.flatten(CPU).nodes if isinstance(n.op, SkipNorm)]
     assert [n.name for n in skips] == ["layers.1.attention_norm", "final_norm"]
 
 
@@ -218,7 +220,7 @@ def test_rows_that_are_padding_give_finite_numbers(name: str) -> None:
     params = random_parameters(model.function, 1)
     tokens = np.arange(4)
     case = Case("padded", (tokens[:1], tokens, tokens[:0]), (3, 0, 0), (4,))
-    runner = Onnx(model.onnx(CPU), model.flat(CPU))
+    runner = Onnx(model.onnx(CPU), model.flatten(CPU))
     assert np.isfinite(runner.run(case, params).logits).all()
 
 
@@ -233,7 +235,7 @@ def test_decoding_after_a_prompt_padded_on_the_right(name: str) -> None:
     ids[0], ids[1, :3], ids[1, 6:] = rows[0], rows[1][:3], rows[1][3:]
     mask[1, 3:6] = 0
     positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
-    runner = Onnx(model.onnx(CPU), model.flat(CPU))
+    runner = Onnx(model.onnx(CPU), model.flatten(CPU))
     names = [value.name for value in runner.session.get_outputs()]
     known = {value.name for value in runner.session.get_inputs()}
     weights = {path: a.astype(np.float32) for path, a in params.items()}
@@ -279,14 +281,14 @@ def test_probe_positions_are_a_first_one_and_those_that_follow() -> None:
 
 def test_probe_several_new_tokens_on_a_past_take_one_row() -> None:
     model = twin("llama3-8b")
-    runner = Onnx(model.onnx(CPU), model.flat(CPU))
+    runner = Onnx(model.onnx(CPU), model.flatten(CPU))
     tokens = np.arange(5)
     with pytest.raises(Exception, match=r"(?i)batch"):
         runner.run(Case("two rows", (tokens, tokens), (0, 0), (2, 3)), random_parameters(model.function, 1))
 
 
 def test_rotary_fields_say_what_is_turned() -> None:
-    turned = [n.op.rotary for n in twin("pythia-410m").flat(CPU).nodes if isinstance(n.op, GroupQueryAttention)]
+    turned = [n.op.rotary for n in twin("pythia-410m").flatten(CPU).nodes if isinstance(n.op, GroupQueryAttention)]
     assert turned == [Rotary(16, 64)] * 2
 
 

@@ -287,7 +287,7 @@ def test_faults_inside_called_functions_are_found() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_form_of_every_spec_is_verified_at_full_size(name: str) -> None:
     made = compile_spec(load(SPECS[NAMES.index(name)]))
-    for function in (made.function, made.served, made.graph, made.flat(LAST)):
+    for function in (made.function, made.served, made.graph, made.flatten(LAST)):
         verify(function)
 
 
@@ -343,7 +343,7 @@ def test_two_attentions_in_one_layer_have_a_cache_each() -> None:
     assert [n.name for n in made.served.inputs[3:]] == [
         f"past_key_values.{i}.{what}" for i in range(6) for what in ("key", "value")
     ]
-    verify(made.flat(LAST))
+    verify(made.flatten(LAST))
     params = random_parameters(made.function, seed=2)
     ids = np.random.RandomState(1).randint(0, 31, (2, 9))
     got, wanted = decode(made.served, ids, params, (4, 1, 4)), full(made.function, ids, params)
@@ -429,7 +429,7 @@ def test_the_last_tokens_logits_are_those_of_the_full_run(name: str, side: str) 
     given, ends = padded(side)
     given |= {n.name: np.zeros([d.at({"B": 3, "P": 0}) for d in n.types[0].shape]) for n in made.graph.inputs[3:]}
     params = random_parameters(made.function, seed=6)
-    whole, last = interp.run(made.graph, given, params), interp.run(made.flat(LAST), given, params)
+    whole, last = interp.run(made.graph, given, params), interp.run(made.flatten(LAST), given, params)
     assert whole.keys() == last.keys()
     assert last["logits"].shape == (3, 1, made.spec.top.vocab)
     np.testing.assert_allclose(last["logits"][:, 0], whole["logits"][range(3), ends], atol=1e-9)
@@ -440,14 +440,14 @@ def test_the_last_tokens_logits_are_those_of_the_full_run(name: str, side: str) 
 @pytest.mark.parametrize("name", NAMES)
 def test_all_that_is_tokenwise_in_the_last_layer_is_behind_the_pick(name: str) -> None:
     made = twin(name)
-    nodes = {n.name: n for n in made.flat(LAST).nodes}
+    nodes = {n.name: n for n in made.flatten(LAST).nodes}
     last, before = made.spec.top.depth - 1, made.spec.top.depth - 2
 
     def tokens(node_name: str) -> object:
         (type_,) = nodes[node_name].types
         return type_.shape[2 if len(type_.shape) == 4 else 1]
 
-    linears = {n.name for n in made.flat(LAST).nodes if isinstance(n.op, Linear)}
+    linears = {n.name for n in made.flatten(LAST).nodes if isinstance(n.op, Linear)}
     all_tokens = {f"layers.{last}.attention.{matrix}" for matrix in "kv"}  # the cache needs them
     for matrix in linears:
         behind = matrix in ("head", "project_out") or (
@@ -465,24 +465,24 @@ def test_all_that_is_tokenwise_in_the_last_layer_is_behind_the_pick(name: str) -
 def test_a_pick_stands_only_where_something_needs_all_tokens(name: str) -> None:
     """What is picked from is read whole by someone else too, or is an input."""
     made = twin(name)
-    nodes = made.flat(LAST).nodes
+    nodes = made.flatten(LAST).nodes
     users: dict[Value, list[Node]] = {}
     for n in nodes:
         for value in n.inputs:
             users.setdefault(value, []).append(n)
-    ends = {value for _, value in made.flat(LAST).outputs}
+    ends = {value for _, value in made.flatten(LAST).outputs}
     for n in nodes:
         if isinstance(n.op, TakeToken):
             picked = n.inputs[0]
             readers = [u for u in users[picked] if not isinstance(u.op, TakeToken)]
-            assert readers or picked in ends or picked.node in made.flat(LAST).inputs, n.name
+            assert readers or picked in ends or picked.node in made.flatten(LAST).inputs, n.name
 
 
 def test_the_last_token_of_a_model_that_looks_both_ways() -> None:
     made = twin("llama3-8b", "attention.causal=false")
     given, ends = padded("left")
     params = random_parameters(made.function, seed=6)
-    whole, last = interp.run(made.graph, given, params), interp.run(made.flat(LAST), given, params)
+    whole, last = interp.run(made.graph, given, params), interp.run(made.flatten(LAST), given, params)
     np.testing.assert_allclose(last["logits"][:, 0], whole["logits"][range(3), ends], atol=1e-9)
 
 
@@ -495,7 +495,7 @@ def test_the_last_token_of_a_model_without_attention(side: str) -> None:
     made = said(text)
     given, ends = padded(side)
     params = random_parameters(made.function, seed=6)
-    whole, last = interp.run(made.graph, given, params), interp.run(made.flat(LAST), given, params)
+    whole, last = interp.run(made.graph, given, params), interp.run(made.flatten(LAST), given, params)
     np.testing.assert_allclose(last["logits"][:, 0], whole["logits"][range(3), ends], atol=1e-12)
 
 
@@ -503,7 +503,7 @@ def test_the_last_token_of_later_chunks_with_a_cache() -> None:
     made = twin("gemma2-9b")
     params = random_parameters(made.function, seed=6)
     ids = np.random.RandomState(3).randint(0, 96, (2, 12))
-    wanted, got = full(made.function, ids, params), decode(made.flat(LAST), ids, params, (7, 1, 4))
+    wanted, got = full(made.function, ids, params), decode(made.flatten(LAST), ids, params, (7, 1, 4))
     np.testing.assert_allclose(got, wanted[:, [6, 7, 11]], atol=1e-9)
 
 
@@ -513,7 +513,7 @@ def test_the_last_token_of_later_chunks_with_a_cache() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_inlining_leaves_no_call_and_gives_each_value_a_name_of_its_own(name: str) -> None:
     made = twin(name)
-    for function in (inline(made.function), made.graph, made.flat(LAST)):
+    for function in (inline(made.function), made.graph, made.flatten(LAST)):
         names = [n.name for n in (*function.inputs, *function.nodes)]
         assert len(names) == len(set(names))
         assert not any(is_call(n) for n in function.nodes)

@@ -67,7 +67,7 @@ def _error(case: Case, truth: list[Array], logits: Array) -> float:
     assert logits.shape == (len(case.rows), case.length, truth[0].shape[-1])
     spread = np.concatenate(truth).std()
     assert spread > 0.5  # weights under which something happens
-    return max(float(np.abs(w - g).max()) for w, g in zip(truth, case.own(logits), strict=True)) / float(spread)
+    return max(float(np.abs(w - g).max()) for w, g in zip(truth, case.real_rows(logits), strict=True)) / float(spread)
 
 
 def test_every_spec_has_an_outside() -> None:
@@ -120,7 +120,7 @@ def test_transformers_fed_as_we_are(name: str) -> None:
                 )  # fmt: skip
             past, start = output.cache, end
             parts.append(output.logits.numpy())
-        ours = case.own(Oracle(_twin(name).served).run(case, params).logits)
+        ours = case.real_rows(Oracle(_twin(name).served).run(case, params).logits)
         assert _error(case, ours, np.concatenate(parts, axis=1)) < TOLERANCE["float32"], case.name
 
 

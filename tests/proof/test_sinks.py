@@ -98,16 +98,16 @@ WIDE = KEYS.replace("width: 24", "width: 48").replace("head_dim: 8", "head_dim: 
 def test_sinks_are_in_the_kernel_whatever_it_is_fed(target: Target) -> None:
     """Both layers, one with a window. For CUDA the same nodes in float32 on the CPU."""
     model = made(WIDE % ("sinks: true, ", "0.8"))
-    names = [n.name for n in model.flat(target).nodes if isinstance(n.op, GroupQueryAttention | RowQueryAttention)]
+    names = [n.name for n in model.flatten(target).nodes if isinstance(n.op, GroupQueryAttention | RowQueryAttention)]
     assert names == ["layers.0.attention.mixed", "layers.1.attention.mixed"]
-    assert not any("attention.mixed" in left.node for left in model.left(target))
+    assert not any("attention.mixed" in left.node for left in model.unfused(target))
     dtype = "fp16" if target == Target("cpu", "fp16") else "fp32"
     graph = model.onnx(target, dtype=dtype)
     kernels = [n for n in onnx.load_from_string(graph).graph.node if n.op_type == "GroupQueryAttention"]
     assert [len(n.input) for n in kernels] == [12, 12] and all(n.input[11] for n in kernels)
     truth = Truth(model, random_parameters(model.function, 5))
-    kernel = Onnx(graph, model.flat(target), dtype=RUN_AS[dtype], derived=model.derived(target))
-    for runner in (Oracle(model.flat(target), derived=model.derived(target)), kernel):
+    kernel = Onnx(graph, model.flatten(target), dtype=RUN_AS[dtype], derived=model.derivations(target))
+    for runner in (Oracle(model.flatten(target), derived=model.derivations(target)), kernel):
         for case in cases(40, cached=True):
             if not case.labels and not case.several_on_a_past:
                 row = compare_run(truth, runner, case)

@@ -124,7 +124,7 @@ TOPS = (Target(logits=5), Target("cpu", logits=1), Target("cuda", "fp16", logits
 def rows_of(name: str, target: Target) -> list[Row]:
     """The oracle on a target's function, and its graph in onnxruntime, in fp32 too."""
     model = twin(name)
-    truth, function = Truth(model, random_parameters(model.function, 20)), model.flat(target)
+    truth, function = Truth(model, random_parameters(model.function, 20)), model.flatten(target)
     runners: list[Runner] = [Oracle(function)]
     for dtype in dict.fromkeys((target.dtype, "fp32")):
         runners.append(Onnx(model.onnx(target, dtype=dtype), function, dtype=RUN_AS[dtype]))
@@ -187,7 +187,7 @@ def test_a_build_is_proved_in_the_form_that_is_written(tmp_path: Path, monkeypat
 def test_what_is_packed() -> None:
     for name in SPECS:
         model = compile_spec(load(ROOT / "specs" / f"{name}.yaml"))
-        made = model.derived(PACKED)
+        made = model.derivations(PACKED)
         attentions = [layer.keys.attention for layer in model.spec.distinct]
         normed = any(a and (a.qk_norm or a.clip) for a in attentions)  # something stands between them and the heads
         weights = [path for path in made if path.endswith("qkv.weight")]
@@ -206,14 +206,14 @@ def test_rows_are_padded_on_the_right_where_attention_goes_by_their_lengths() ->
             expected = "joined" if narrow or lowered else "rows"
             assert each.contract(CUDA).feeding == each.contract(ROWS).feeding == expected, name
             assert each.contract(Target("cpu")).feeding == each.contract(Target()).feeding == "joined"
-            assert any(isinstance(n.op, RowQueryAttention) for n in each.flat(CUDA).nodes) == (expected == "rows")
+            assert any(isinstance(n.op, RowQueryAttention) for n in each.flatten(CUDA).nodes) == (expected == "rows")
 
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("target", COUNTED.values(), ids=COUNTED)
 def test_nodes_are_counted_as_they_are_emitted(name: str, target: Target) -> None:
     model = compile_spec(load(ROOT / "specs" / f"{name}.yaml"))
-    counted = model.nodes(target)
+    counted = model.count_nodes(target)
     graph = onnx.load_from_string(model.onnx(target)).graph
     assert counted["all"] == len(graph.node)
     assert counted["outside"] == sum(not n.name.startswith("/layers/") for n in graph.node)

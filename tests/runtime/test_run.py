@@ -85,10 +85,10 @@ def known(folder: Path, made: Any, **files: Any) -> Tokenizer:
 def test_a_stream_gives_whole_characters_and_in_the_end_the_whole_text(make: Any, tmp_path: Path) -> None:
     tokenizer = known(tmp_path, make())
     text = "the cat sat: é, 語, 👩‍🚀 the  cat"
-    ids = tokenizer.ids(text)
+    ids = tokenizer.encode(text)
     stream = TextStream(tokenizer)
     parts = [stream.push(token) for token in ids]
-    assert "".join(parts) == text == tokenizer.text(ids)
+    assert "".join(parts) == text == tokenizer.decode(ids)
     assert "" in parts and "👩" in parts and not any("�" in part for part in parts)
     assert stream.rest() == ""
 
@@ -97,7 +97,7 @@ def test_a_stream_gives_whole_characters_and_in_the_end_the_whole_text(make: Any
 def test_what_follows_a_prompt_is_what_the_whole_has_behind_it(make: Any, tmp_path: Path) -> None:
     """A space at its head included, and special tokens in it left out."""
     tokenizer = known(tmp_path, make())
-    prompt, ids = tokenizer.ids("the cat"), tokenizer.ids("the cat the cat")
+    prompt, ids = tokenizer.encode("the cat"), tokenizer.encode("the cat the cat")
     stream = TextStream(tokenizer, prompt)
     end = tokenizer.known.token_to_id("</s>")
     assert "".join(stream.push(token) for token in [end, *ids[len(prompt) :], end]) == " the cat"
@@ -108,9 +108,9 @@ def test_a_stream_of_any_text_is_that_text(make: Any, tmp_path: Path) -> None:
     tokenizer = known(tmp_path, make())
     draw = np.random.default_rng(0)
     for _ in range(100):
-        ids = tokenizer.ids("".join(draw.choice(list("the cat. éßж語🙂👩\u200d\n"), 12)))
+        ids = tokenizer.encode("".join(draw.choice(list("the cat. éßж語🙂👩\u200d\n"), 12)))
         stream = TextStream(tokenizer)
-        assert "".join(stream.push(token) for token in ids) == tokenizer.text(ids)
+        assert "".join(stream.push(token) for token in ids) == tokenizer.decode(ids)
 
 
 def test_a_stream_of_any_bytes_is_their_text(tmp_path: Path) -> None:
@@ -120,13 +120,13 @@ def test_a_stream_of_any_bytes_is_their_text(tmp_path: Path) -> None:
     for _ in range(200):
         ids = draw.integers(0, tokenizer.known.get_vocab_size(), 12).tolist()
         stream = TextStream(tokenizer)
-        assert "".join(stream.push(token) for token in ids) + stream.rest() == tokenizer.text(ids)
+        assert "".join(stream.push(token) for token in ids) + stream.rest() == tokenizer.decode(ids)
 
 
 def test_a_character_that_never_becomes_whole_comes_at_the_end(tmp_path: Path) -> None:
     tokenizer = known(tmp_path, bytewise())
     stream = TextStream(tokenizer)
-    half = tokenizer.ids("語")[:2]
+    half = tokenizer.encode("語")[:2]
     assert [stream.push(token) for token in half] == ["", ""]
     assert stream.rest() == "�" and stream.rest() == ""
 
@@ -230,8 +230,8 @@ def run(*arguments: str | Path) -> int:
 
 def wanted(folder: Path, prompt: str, tokens: int, special: bool = True) -> str:
     session, tokenizer = Session(folder), Tokenizer(folder)
-    steps = session.generate([tokenizer.ids(prompt, special)], tokens, tokenizer.stop)
-    return tokenizer.text([token for (token,) in steps if token is not None])
+    steps = session.generate([tokenizer.encode(prompt, special)], tokens, tokenizer.stop)
+    return tokenizer.decode([token for (token,) in steps if token is not None])
 
 
 def test_run_prints_the_text_and_then_the_figures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -343,7 +343,7 @@ def test_the_provider_that_was_asked_for_is_the_one_that_runs(
 
 def test_bf16_is_held_as_its_bits() -> None:
     held = HostTensor(16)
-    held.shaped(2, 3)[:] = 0x3FC0
+    held.reshape(2, 3)[:] = 0x3FC0
     assert held.value.element_type() == 16 and held.value.shape() == [2, 3]
     assert held.value.data_ptr() == held.array.ctypes.data
 
@@ -366,7 +366,7 @@ def odds(temperature: float, top_k: int | None, top_p: float | None) -> Array:
 def test_what_is_left_to_draw_from_is_what_transformers_leaves(
     cut: tuple[float, int | None, float | None],
 ) -> None:
-    tokens, kept = Sampler(*cut).left(LOGITS)
+    tokens, kept = Sampler(*cut).probabilities(LOGITS)
     whole = np.zeros(len(LOGITS))
     whole[tokens] = kept
     np.testing.assert_allclose(whole, odds(*cut), atol=1e-12)

@@ -176,7 +176,7 @@ def test_a_bound_step_that_is_not_captured_is_a_call_too(
     session, prompts = Session(folders[target], threads=1), rows(NAME)
     wanted = [oracles(NAME, tuple(row)) for row in prompts]
     assert columns(session.generate(prompts, NEW)) == wanted and session.step is None
-    monkeypatch.setattr(OpenModel, "bound", property(lambda model: model.contract.fixed))
+    monkeypatch.setattr(OpenModel, "binds_steps", property(lambda model: model.contract.fixed))
     assert columns(session.generate(prompts, NEW)) == wanted and session.step is not None
     assert session.step.options is None and session.step.inputs["attention_mask"].array.shape == (3, 7 + NEW - 1)
 
@@ -288,7 +288,7 @@ def test_what_cannot_be_captured_is_refused(folders: dict[str, Path], monkeypatc
 
 
 def test_lengths_are_rounded_so_that_few_are_captured() -> None:
-    rounded = partial(Session._rounded, Session.of(replace(_Bare, captured=True)))  # pyright: ignore[reportPrivateUsage]
+    rounded = partial(Session._round_up, Session.of(replace(_Bare, captured=True)))  # pyright: ignore[reportPrivateUsage]
     assert [rounded(n) for n in (1, ROUND, ROUND + 1, 999, 1001)] == [ROUND, ROUND, 2 * ROUND, 1000, 1001]
 
 

@@ -147,12 +147,12 @@ def whole(tokenizer: Tokenizer, ids: Sequence[int], upto: str, by_byte: bool) ->
     A mark at the end of a byte-level text may be of a character that is not whole; where bytes are tokens, of fewer
     tokens than these.
     """
-    read = tokenizer.text(ids)
+    read = tokenizer.decode(ids)
     if upto.startswith(read) and not read.endswith(MARK):
         return read
     if not by_byte:
         return read.removesuffix(MARK)
-    shorter = (tokenizer.text(ids[: len(ids) - less]) for less in range(1, 4))
+    shorter = (tokenizer.decode(ids[: len(ids) - less]) for less in range(1, 4))
     return next(text for text in shorter if upto.startswith(text))
 
 
@@ -162,8 +162,8 @@ def whole(tokenizer: Tokenizer, ids: Sequence[int], upto: str, by_byte: bool) ->
 def test_every_cut_of_a_text_streams_what_decode_has_behind_it(make: Any, text: str) -> None:
     """And after each token all characters that are whole by then, none later."""
     tokenizer, by_byte = made(make), make in BY_BYTE
-    ids = tokenizer.ids(text)
-    all_ = tokenizer.text(ids)
+    ids = tokenizer.encode(text)
+    all_ = tokenizer.decode(ids)
     heads = [whole(tokenizer, ids[:i], all_, by_byte) for i in range(len(ids) + 1)]
     for cut in range(len(ids) + 1):
         stream, said = TextStream(tokenizer, ids[:cut]), ""
@@ -178,7 +178,7 @@ def test_every_cut_of_a_text_streams_what_decode_has_behind_it(make: Any, text: 
 )
 def test_a_prompt_of_bytes_is_not_cut_inside_a_character(prompt: str, text: str, wanted: str) -> None:
     tokenizer = made(byte_fallback)
-    before, ids = tokenizer.ids(prompt), tokenizer.ids(prompt + text)
+    before, ids = tokenizer.encode(prompt), tokenizer.encode(prompt + text)
     assert ids[: len(before)] == before
     stream = TextStream(tokenizer, before)
     assert "".join(map(stream.push, ids[len(before) :])) + stream.rest() == wanted
@@ -187,8 +187,8 @@ def test_a_prompt_of_bytes_is_not_cut_inside_a_character(prompt: str, text: str,
 def test_a_character_that_begins_in_the_prompt_is_printed_whole_where_it_ends() -> None:
     for make in (byte_level_across, byte_fallback):
         tokenizer = made(make)
-        ids = tokenizer.ids("a語 ok")
-        cut = next(i for i in range(1, len(ids)) if MARK in tokenizer.text(ids[:i]))
+        ids = tokenizer.encode("a語 ok")
+        cut = next(i for i in range(1, len(ids)) if MARK in tokenizer.decode(ids[:i]))
         stream = TextStream(tokenizer, ids[:cut])
         assert "".join(map(stream.push, ids[cut:])) == "語 ok"
 
@@ -196,8 +196,8 @@ def test_a_character_that_begins_in_the_prompt_is_printed_whole_where_it_ends() 
 def test_a_character_that_never_ends_is_the_prompts_where_it_begins_there() -> None:
     for make in (byte_level_across, byte_fallback):
         tokenizer = made(make)
-        half, after = tokenizer.ids("a語", special=False)[:-1], tokenizer.ids("ok", special=False)
-        ids = [token for token in after if tokenizer.text([token])]
+        half, after = tokenizer.encode("a語", special=False)[:-1], tokenizer.encode("ok", special=False)
+        ids = [token for token in after if tokenizer.decode([token])]
         stream = TextStream(tokenizer, half)
         assert "".join(map(stream.push, ids)).strip() == "ok"
         assert TextStream(tokenizer, half).rest() == ""
@@ -214,7 +214,7 @@ def test_any_tokens_of_a_byte_level_vocabulary_stream_as_decode_reads_them(make:
     cut = data.draw(st.integers(0, len(ids)))
     stream = TextStream(tokenizer, ids[:cut])
     said = "".join(map(stream.push, ids[cut:])) + stream.rest()
-    before, all_ = tokenizer.text(ids[:cut]), tokenizer.text(ids)
+    before, all_ = tokenizer.decode(ids[:cut]), tokenizer.decode(ids)
     assert said == all_[len(before if all_.startswith(before) else before.removesuffix(MARK)) :]
 
 
@@ -242,7 +242,7 @@ def test_any_tokens_of_a_byte_fallback_vocabulary_are_marked_where_they_are_at_f
     said = "".join(map(stream.push, ids)) + stream.rest()
     assert said == _read(tokenizer, ids)
     if MARK not in said:
-        assert said == tokenizer.text(ids)
+        assert said == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -250,7 +250,7 @@ def test_a_token_costs_the_decoding_of_a_few(make: Any) -> None:
     """However long the text and the prompt are, and whatever special tokens stand between."""
     tokenizer = made(make)
     decoded: list[int] = []
-    read = tokenizer.text
+    read = tokenizer.decode
 
     class Counting(Tokenizer):
         def __init__(self) -> None:
@@ -261,7 +261,7 @@ def test_a_token_costs_the_decoding_of_a_few(make: Any) -> None:
             return read(ids)
 
     end = tokenizer.known.token_to_id("</s>")
-    ids = [*tokenizer.ids("the cat 日本語日本語日本 😀 x" * 40), *[end] * 300, *tokenizer.ids(" the cat" * 40)]
+    ids = [*tokenizer.encode("the cat 日本語日本語日本 😀 x" * 40), *[end] * 300, *tokenizer.encode(" the cat" * 40)]
     stream = TextStream(Counting(), ids)
     assert sum(decoded) < 200
     for token in ids:

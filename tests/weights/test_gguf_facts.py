@@ -22,9 +22,9 @@ from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
 from blockc.source import parse
 from blockc.weights.gguf.keys import metadata_keys
+from blockc.weights.gguf.keyvalue import KeyValue
 from blockc.weights.gguf.metadata import Metadata
 from blockc.weights.gguf.rope import read_scaling
-from blockc.weights.gguf.said import KeyValue
 from tests.checkpoints import ROOT, twin
 from tests.importing.test_facts import MLPS
 from tests.layouts.test_layouts import GGUF
@@ -56,7 +56,7 @@ def misfits(
     said: dict[str, Any], of: Function | None = None, architecture: str = "llama", factors: Any = None
 ) -> list[str]:
     values = {f"{architecture}.{name}": value for name, value in said.items() if value is not None}
-    return Metadata(architecture, values, factors).misfits(of or CASES["llama"].function, 64)
+    return Metadata(architecture, values, factors).find_misfits(of or CASES["llama"].function, 64)
 
 
 def test_what_a_converter_writes_of_a_model_fits_it() -> None:
@@ -302,7 +302,7 @@ def test_what_follows_from_an_architecture_holds_of_its_model(architecture: str)
 )  # fmt: skip
 def test_an_unknown_key_that_may_change_the_function_is_refused(key: str) -> None:
     metadata = Metadata("llama", {"general.architecture": "llama", "tokenizer.ggml.scores": [0.0], key: 2.0})
-    assert metadata.misfits(CASES["llama"].function) == [f"unknown: {key} is 2; no spec is compared with it"]
+    assert metadata.find_misfits(CASES["llama"].function) == [f"unknown: {key} is 2; no spec is compared with it"]
     assert metadata.unknown == []
 
 

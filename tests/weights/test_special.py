@@ -72,7 +72,7 @@ def test_run_and_genai_stop_where_the_first_file_that_says_so_has_it(case: str, 
 def test_a_run_ends_where_config_json_alone_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     built(checkpoint(tmp_path / "in"), tmp_path / "plain")
     tokenizer = Tokenizer(tmp_path / "plain")
-    steps = Session(tmp_path / "plain").generate([tokenizer.ids("Gravity is")], 9)
+    steps = Session(tmp_path / "plain").generate([tokenizer.encode("Gravity is")], 9)
     whole = [token for (token,) in steps if token is not None]
     at = next(i for i in range(2, 9) if whole[i] not in whole[:i])
     checkpoint(tmp_path / "in", config={"eos_token_id": [whole[at]], "bos_token_id": 94, "pad_token_id": 94})
@@ -82,7 +82,7 @@ def test_a_run_ends_where_config_json_alone_says(tmp_path: Path, capsys: pytest.
     capsys.readouterr()
     arguments = ["run", str(tmp_path / "out"), "--prompt", "Gravity is", "--tokens", "9"]
     assert run_guarded(lambda: app(arguments, standalone_mode=False)) == 0
-    assert capsys.readouterr().out == tokenizer.text(whole[:at]) + "\n"
+    assert capsys.readouterr().out == tokenizer.decode(whole[:at]) + "\n"
 
 
 @pytest.mark.parametrize(

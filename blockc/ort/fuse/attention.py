@@ -207,7 +207,7 @@ def _plan_by_mask(rewrite: Rewrite, m: _Match) -> Callable[[], None]:
         rope = () if m.table is None else (*_make_slots(rewrite), *_make_rows(rewrite, m.table))
         plain = op.softcap is None and rewrite.target.dtype == "fp32"
         bias = _make_bias(rewrite, m.attention.inputs[3], m.op.biased, -inf if plain else LOW)
-        _put(rewrite, m, op, (*bias, *_make_lengths(rewrite, Lengths()), *rope, *rewrite.now(*m.sinks)))
+        _put(rewrite, m, op, (*bias, *_make_lengths(rewrite, Lengths()), *rope, *rewrite.map_values(*m.sinks)))
 
     return make
 
@@ -221,13 +221,13 @@ def _plan_by_rows(rewrite: Rewrite, m: _Match) -> Callable[[], None]:
             m.op.heads, m.op.kv_heads, m.q.split.head_dim, m.op.scale, m.op.softcap, window, rotary=m.rotary
         )
         rope = () if m.table is None else _make_rows(rewrite, m.table)
-        _put(rewrite, m, op, (*_make_lengths(rewrite, RowLengths()), *rope, *rewrite.now(*m.sinks)))
+        _put(rewrite, m, op, (*_make_lengths(rewrite, RowLengths()), *rope, *rewrite.map_values(*m.sinks)))
 
     return make
 
 
 def _put(rewrite: Rewrite, m: _Match, op: GroupQueryAttention | RowQueryAttention, rest: tuple[Value, ...]) -> None:
-    pasts = rewrite.now(m.key.inputs[0], m.value.inputs[0])
+    pasts = rewrite.map_values(m.key.inputs[0], m.value.inputs[0])
     q, k, v = (_normalise(rewrite, heads) for heads in (m.q, m.k, m.v))
     made = node(op, q, k, v, *pasts, *rest, name=m.attention.name, place=m.attention.place)
     rewrite.new.update({m.join[0]: made[0], m.key[0]: made[1], m.value[0]: made[2]})
@@ -235,7 +235,7 @@ def _put(rewrite: Rewrite, m: _Match, op: GroupQueryAttention | RowQueryAttentio
 
 def _normalise(rewrite: Rewrite, heads: _Heads) -> Value:
     if heads.behind is not None:
-        (value,), last = rewrite.now(heads.behind), heads.behind.node
+        (value,), last = rewrite.map_values(heads.behind), heads.behind.node
         return node(MergeHeads(), value, name=f"{last.name}.flat", place=last.place)[0]
     flat = rewrite.new[heads.flat]
     if heads.norm is None:
@@ -252,23 +252,23 @@ def _normalise(rewrite: Rewrite, heads: _Heads) -> Value:
 def _make_bias(rewrite: Rewrite, mask: Value, biased: bool, low: float) -> tuple[Value, ...]:
     """What the kernel adds to the scores. A mask of floats is such a bias itself."""
     if biased and low == -inf:
-        return rewrite.now(mask)
+        return rewrite.map_values(mask)
     op = BoundedBias(low) if biased else MaskBias(low)
-    return rewrite.once((mask, low), lambda: node(op, rewrite.new[mask], name=f"{mask.node.name}.bias"))
+    return rewrite.make_once((mask, low), lambda: node(op, rewrite.new[mask], name=f"{mask.node.name}.bias"))
 
 
 def _make_slots(rewrite: Rewrite) -> tuple[Value, ...]:
     mask, ids = rewrite.inputs[MASK], rewrite.inputs[IDS]
-    return rewrite.once("slots", lambda: node(Slots(), mask[0], ids[0], name="slots"))
+    return rewrite.make_once("slots", lambda: node(Slots(), mask[0], ids[0], name="slots"))
 
 
 def _make_lengths(rewrite: Rewrite, op: Lengths | RowLengths) -> tuple[Value, ...]:
-    return rewrite.once("lengths", lambda: node(op, rewrite.inputs[MASK][0], name="lengths"))
+    return rewrite.make_once("lengths", lambda: node(op, rewrite.inputs[MASK][0], name="lengths"))
 
 
 def _make_rows(rewrite: Rewrite, made: Node) -> tuple[Value, ...]:
     """The table of the tokens' places; one by length reads the length that the table of their positions does."""
     table = _op_of(RotaryTable, made)
     name = f"rotary_rows_{sum(isinstance(key, RotaryTable) for key in rewrite.shared)}"
-    operands = (rewrite.inputs[MASK][0], *rewrite.now(*made.inputs[1:]))
-    return rewrite.once(table, lambda: node(RotaryRows(table), *operands, name=name))
+    operands = (rewrite.inputs[MASK][0], *rewrite.map_values(*made.inputs[1:]))
+    return rewrite.make_once(table, lambda: node(RotaryRows(table), *operands, name=name))

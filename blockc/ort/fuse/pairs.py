@@ -46,7 +46,7 @@ def _plan_skip_norm(rewrite: Rewrite, added: Node, norm: Node) -> Callable[[], N
         if biased is not None:
             operands = [second if biased is first.node else first]
             bias = biased.params[1:]
-        values = [*rewrite.now(*operands), *([_drop_bias(rewrite, biased)] if biased else [])]
+        values = [*rewrite.map_values(*operands), *([_drop_bias(rewrite, biased)] if biased else [])]
         op = SkipNorm(norm.op, bool(bias))
         made = node(op, *values, name=norm.name, params=(*norm.params, *bias), place=norm.place)
         rewrite.new.update({norm[0]: made[0], added[0]: made[1]})
@@ -83,4 +83,6 @@ def _find_biased_linear(rewrite: Rewrite, value: Value) -> Node | None:
 def _drop_bias(rewrite: Rewrite, linear: Node) -> Value:
     assert isinstance(linear.op, Linear)
     op = replace(linear.op, bias=False)
-    return node(op, *rewrite.now(*linear.inputs), name=linear.name, params=linear.params[:1], place=linear.place)[0]
+    return node(
+        op, *rewrite.map_values(*linear.inputs), name=linear.name, params=linear.params[:1], place=linear.place
+    )[0]

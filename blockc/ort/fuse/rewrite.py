@@ -35,14 +35,14 @@ class Rewrite:
         users = self.users.get(value, [])
         return users[0] if len(users) == 1 and value not in self.results else None
 
-    def once(self, key: object, make: Callable[[], Node]) -> tuple[Value, ...]:
+    def make_once(self, key: object, make: Callable[[], Node]) -> tuple[Value, ...]:
         """What several plans share is made by the first of them."""
         if key not in self.shared:
             made = make()
             self.shared[key] = tuple(made[i] for i in range(len(made.types)))
         return self.shared[key]
 
-    def now(self, *values: Value) -> tuple[Value, ...]:
+    def map_values(self, *values: Value) -> tuple[Value, ...]:
         return tuple(self.new[value] for value in values)
 
     def result(self) -> Passed:
@@ -51,7 +51,7 @@ class Rewrite:
             if n in self.plans:
                 self.plans[n]()
             elif n not in self.gone:
-                made = n.remade(inputs=self.now(*n.inputs))
+                made = n.remade(inputs=self.map_values(*n.inputs))
                 self.new.update({n[i]: made[i] for i in range(len(n.types))})
         outputs = tuple((name, self.new[value]) for name, value in self.old.outputs)
         return Passed(replace(self.old, outputs=outputs), left=tuple(self.left))

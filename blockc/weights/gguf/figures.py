@@ -36,7 +36,7 @@ class Rotation:
 @dataclass(frozen=True)
 class LayerFigures:
     facts: Facts
-    turned: frozenset[Rotation]
+    rotations: frozenset[Rotation]
 
     @property
     def windows(self) -> frozenset[Fact]:

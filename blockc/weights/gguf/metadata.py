@@ -16,8 +16,8 @@ from blockc.importing.telling import telling
 from blockc.ir import Fact, Function
 from blockc.weights.gguf.figures import OF_LAYERS, OF_MODEL, Figures, figures_of
 from blockc.weights.gguf.keys import GROUPED, Architecture, MetadataKeys, metadata_keys
+from blockc.weights.gguf.keyvalue import KeyValue, layers_text, same_value, value_text
 from blockc.weights.gguf.rope import read_scaling
-from blockc.weights.gguf.said import KeyValue, layers_text, same_value, value_text
 
 OF_MLPS = ("activation", "parallel branches")  # a layer without an MLP has neither
 # Keys of a file that say nothing of the function: who made it, its tokenizer, how it lies on the disk.
@@ -32,7 +32,7 @@ class Metadata:
     values: Mapping[str, Any]
     factors: tuple[float, ...] | None = None
 
-    def misfits(self, function: Function, context: int | None = None) -> list[str]:
+    def find_misfits(self, function: Function, context: int | None = None) -> list[str]:
         """A line for each thing that the file says and the graph does otherwise, or that nobody understands."""
         return list(_MetadataCheck(self, figures_of(function), context).lines())
 
@@ -41,7 +41,7 @@ class Metadata:
         """Keys that nothing is known of and that do not sound as if they changed the function."""
         return [name for name in self._unread if not telling(name)]
 
-    def strange(self) -> Iterator[str]:
+    def describe_unread(self) -> Iterator[str]:
         """A line for each key that may change the function and that nothing here reads."""
         for name in self._unread:
             if telling(name):
@@ -77,18 +77,18 @@ class _MetadataCheck:
         self.architecture: Architecture = self.known.architectures[metadata.architecture]
 
     def lines(self) -> Iterator[str]:
-        yield from self.metadata.strange()
+        yield from self.metadata.describe_unread()
         done: set[str] = set()
         for key, fact in {**self.known.compared, **self.architecture.compared}.items():
             if fact not in GROUPED:
-                if (one := self.said(key)) is not None:
-                    yield from self.plain(one, fact)
+                if (one := self.read(key)) is not None:
+                    yield from self.check_one(one, fact)
             elif fact not in done and not (fact.startswith("attention.rope.") and not self.architecture.rope):
                 done.add(fact)
-                yield from self.grouped(fact)
-        yield from self.followed()
+                yield from self.check_group(fact)
+        yield from self.check_architecture()
 
-    def said(self, key: str) -> KeyValue | None:
+    def read(self, key: str) -> KeyValue | None:
         """What stands under a key, none where 0 means that; None where it is not said."""
         name = f"{self.metadata.architecture}.{key}"
         value = self.metadata.values.get(name)
@@ -98,32 +98,32 @@ class _MetadataCheck:
             return KeyValue(name, None) if self.known.zero[key] == "none" else None
         return KeyValue(name, value)
 
-    def number(self, key: str) -> float | None:
-        one = self.said(key)
+    def read_number(self, key: str) -> float | None:
+        one = self.read(key)
         return one.value if one is not None and isinstance(one.value, int | float) else None
 
     # One key, one fact
 
-    def plain(self, one: KeyValue, fact: str) -> Iterator[str]:
+    def check_one(self, one: KeyValue, fact: str) -> Iterator[str]:
         if fact in OF_MODEL and fact in OF_LAYERS:  # norms stand in both
             everywhere = self.found.model[fact].union(*(layer.facts[fact] for layer in self.found.layers))
-            yield from one.unlike([everywhere - {None} or everywhere], fact)
+            yield from one.differences([everywhere - {None} or everywhere], fact)
         elif fact in OF_MODEL:
-            yield from one.unlike([self.found.model[fact]], fact)
+            yield from one.differences([self.found.model[fact]], fact)
         else:
-            yield from one.unlike([layer.facts[fact] for layer in self.found.layers], fact)
+            yield from one.differences([layer.facts[fact] for layer in self.found.layers], fact)
 
-    def followed(self) -> Iterator[str]:
+    def check_architecture(self) -> Iterator[str]:
         """What follows from the architecture, where no key of the file says it."""
         compared = {**self.known.compared, **self.architecture.compared}
-        by_key = {fact for key, fact in compared.items() if self.said(key)} | {*self.architecture.compared.values()}
+        by_key = {fact for key, fact in compared.items() if self.read(key)} | {*self.architecture.compared.values()}
         for fact, value in {**self.known.facts, **self.architecture.facts}.items():
             found = [self.found.model[fact]] if fact in OF_MODEL else [layer.facts[fact] for layer in self.found.layers]
             rows = [(i, each) for i, each in enumerate(found) if fact not in OF_MLPS or None not in each]
             wanted = math.sqrt(self.width) if value == "sqrt_width" else None if value == "none" else value
             if fact not in by_key:
                 name = f"{fact} of the architecture {self.metadata.architecture}"
-                yield from KeyValue(name, wanted).unlike_at(rows, fact, len(found))
+                yield from KeyValue(name, wanted).differences_at(rows, fact, len(found))
 
     @property
     def width(self) -> int:
@@ -132,31 +132,31 @@ class _MetadataCheck:
 
     # Facts of several keys
 
-    def grouped(self, fact: str) -> Iterable[str]:
+    def check_group(self, fact: str) -> Iterable[str]:
         match fact:
             case "context":
-                return self.longer()
+                return self.check_context()
             case "attention.window":
-                return self.windows()
+                return self.check_windows()
             case "attention.rope.theta":
-                return self.thetas()
+                return self.check_thetas()
             case "attention.rope.dims":
-                return self.dims()
+                return self.check_dims()
             case _:
-                return self.scaled()
+                return self.check_scaling()
 
-    def longer(self) -> Iterator[str]:
+    def check_context(self) -> Iterator[str]:
         """A spec's context may be shorter than the file's."""
-        one = self.said("context_length")
+        one = self.read("context_length")
         if one is not None and self.context is not None and isinstance(one.value, int) and self.context > one.value:
             yield f"unlike: {one.name} is {one.value}, and the spec's context is longer: {self.context}"
 
     @cached_property
     def local(self) -> list[bool] | None:
         """Which layers have a window, where the file or its architecture says it."""
-        depth, one = len(self.found.layers), self.said("attention.sliding_window_pattern")
+        depth, one = len(self.found.layers), self.read("attention.sliding_window_pattern")
         pattern = self.architecture.every if one is None else one.value
-        if not self.number("attention.sliding_window"):
+        if not self.read_number("attention.sliding_window"):
             return None
         if isinstance(pattern, list):
             return [bool(each) for each in pattern] if len(pattern) == depth else None
@@ -164,64 +164,64 @@ class _MetadataCheck:
             return None
         return [not pattern or i % pattern < pattern - 1 for i in range(depth)]
 
-    def windows(self) -> Iterator[str]:
+    def check_windows(self) -> Iterator[str]:
         """A window of 0, or as long as the context, hides nothing: neither in the file nor in the graph."""
-        one = self.said("attention.sliding_window")
+        one = self.read("attention.sliding_window")
         if one is None:
             return
-        limit = self.context or self.number("context_length") or math.inf
+        limit = self.context or self.read_number("context_length") or math.inf
         found = [
             frozenset(None if isinstance(w, int) and w >= limit else w for w in layer.windows)
             for layer in self.found.layers
         ]
         hides = isinstance(one.value, int) and 0 < one.value < limit
         if not isinstance(one.value, int) or not hides:
-            yield from KeyValue(one.name, None if isinstance(one.value, int) else one.value).unlike(
+            yield from KeyValue(one.name, None if isinstance(one.value, int) else one.value).differences(
                 found, "attention.window"
             )
         elif self.local is not None:
             each = [one.value if local else None for local in self.local]
-            yield from KeyValue(one.name, each).unlike(found, "attention.window")
+            yield from KeyValue(one.name, each).differences(found, "attention.window")
         elif one.value not in (windows := frozenset[Any]().union(*found)) or windows - {one.value, None}:
-            yield from one.unlike([windows], "attention.window")
+            yield from one.differences([windows], "attention.window")
 
-    def thetas(self) -> Iterator[str]:
-        base, local = self.said("rope.freq_base"), self.said("rope.freq_base_swa")
+    def check_thetas(self) -> Iterator[str]:
+        base, local = self.read("rope.freq_base"), self.read("rope.freq_base_swa")
         for one, of_local in ((base, False), (local or base, True)):
             rows = [
-                (i, frozenset(turned.table.theta for turned in layer.turned) or frozenset({None}))
+                (i, frozenset(turned.table.theta for turned in layer.rotations) or frozenset({None}))
                 for i, layer in enumerate(self.found.layers)
                 if bool(self.local and self.local[i]) is of_local
             ]
             if one is not None:
-                yield from one.unlike_at(rows, "attention.rope.theta", len(self.found.layers))
+                yield from one.differences_at(rows, "attention.rope.theta", len(self.found.layers))
         if local is not None and self.local is None and (base is None or not same_value(local.value, base.value)):
             text = f"{local.name} is {value_text(local.value)}"
             yield f"not read: {text}, of layers with a window, and the file does not say which they are"
 
-    def dims(self) -> Iterator[str]:
+    def check_dims(self) -> Iterator[str]:
         for key in ("rope.dimension_count", "rope.dimension_count_swa"):
-            if (one := self.said(key)) is not None:
+            if (one := self.read(key)) is not None:
                 found: list[frozenset[Fact]] = [
-                    frozenset(turned.width for turned in layer.turned) or frozenset({None})
+                    frozenset(turned.width for turned in layer.rotations) or frozenset({None})
                     for layer in self.found.layers
                 ]
-                yield from one.unlike(found, "attention.rope.dims")
+                yield from one.differences(found, "attention.rope.dims")
 
-    def scaled(self) -> Iterator[str]:
+    def check_scaling(self) -> Iterator[str]:
         """The frequencies themselves, as llama.cpp makes them."""
-        said = {key: one for key in self.known.compared if key.startswith("rope.") and (one := self.said(key))}
+        said = {key: one for key in self.known.compared if key.startswith("rope.") and (one := self.read(key))}
         if not said and self.metadata.factors is None:
             return
-        wanted, fault = read_scaling(said, self.metadata.factors, self.number("context_length") or self.context)
+        wanted, fault = read_scaling(said, self.metadata.factors, self.read_number("context_length") or self.context)
         if fault or wanted is None:
             yield fault
             return
         lines: dict[str, list[int]] = {}
         for i, layer in enumerate(self.found.layers):
             plain = bool(self.local and self.local[i]) and not self.architecture.local_rope_scaled
-            for turned in layer.turned:
-                for line in wanted.unlike(turned, plain):
+            for turned in layer.rotations:
+                for line in wanted.differences(turned, plain):
                     lines.setdefault(line, []).append(i)
         for line, at in lines.items():
             yield line + layers_text(at, len(self.found.layers))

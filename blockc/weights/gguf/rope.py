@@ -16,7 +16,7 @@ import numpy as np
 
 from blockc.ir import Array
 from blockc.weights.gguf.figures import Rotation
-from blockc.weights.gguf.said import CLOSE, KeyValue, value_text
+from blockc.weights.gguf.keyvalue import CLOSE, KeyValue, value_text
 
 AT = "rope.scaling."
 FACTORS = ("rope.scaling.factor", "rope.scale_linear")  # the second in files of 2023
@@ -27,7 +27,7 @@ TYPES = ("none", "linear", "yarn")
 class RopeScaling:
     """`said` is the text of what the file has."""
 
-    said: str
+    text: str
     type: str
     factor: float
     original: float
@@ -36,11 +36,11 @@ class RopeScaling:
     amplitude: float
     factors: tuple[float, ...] | None
 
-    def unlike(self, turned: Rotation, plain: bool) -> Iterator[str]:
+    def differences(self, turned: Rotation, plain: bool) -> Iterator[str]:
         """A line where the table's frequencies, or its amplitude, are others. `plain` layers are not scaled."""
         table, pairs = turned.table, turned.width // 2
         if self.factors is not None and len(self.factors) != pairs and not plain:
-            yield f"unlike: {self.said} has {len(self.factors)} factors, and the spec's rope {pairs} pairs"
+            yield f"unlike: {self.text} has {len(self.factors)} factors, and the spec's rope {pairs} pairs"
             return
         unscaled = float(table.theta) ** (-2.0 * np.arange(pairs) / turned.width)
         wanted = np.ones(pairs) if plain else self.divisors(table.theta, turned.width)
@@ -49,11 +49,11 @@ class RopeScaling:
         if not np.allclose(wanted, found, rtol=CLOSE, atol=0):
             i = int(np.argmin(np.isclose(wanted, found, rtol=CLOSE, atol=0)))
             spec = f"the spec's attention.rope.scaling by {_range_text(found, i)}"
-            yield f"unlike: {self.said} divides the frequencies of rope by {_range_text(wanted, i)}, and {spec}"
+            yield f"unlike: {self.text} divides the frequencies of rope by {_range_text(wanted, i)}, and {spec}"
         amplitude = 1.0 if plain else self.amplitude
         if not math.isclose(amplitude, table.factor, rel_tol=CLOSE):
             spec = f"the spec's by {value_text(table.factor)}"
-            yield f"unlike: {self.said} multiplies what rope gives by {value_text(amplitude)}, and {spec}"
+            yield f"unlike: {self.text} multiplies what rope gives by {value_text(amplitude)}, and {spec}"
 
     def divisors(self, theta: float, width: int) -> Array:
         """What each pair's frequency is divided by."""

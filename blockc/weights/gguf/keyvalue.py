@@ -21,11 +21,11 @@ class KeyValue:
     name: str
     value: Any
 
-    def unlike(self, found: list[frozenset[Fact]], fact: str) -> Iterator[str]:
+    def differences(self, found: list[frozenset[Fact]], fact: str) -> Iterator[str]:
         """A line for each way in which the graph differs; `found` has one entry, or one for each layer."""
-        yield from self.unlike_at(list(enumerate(found)), fact, len(found))
+        yield from self.differences_at(list(enumerate(found)), fact, len(found))
 
-    def unlike_at(self, found: Iterable[tuple[int, frozenset[Fact]]], fact: str, layers: int) -> Iterator[str]:
+    def differences_at(self, found: Iterable[tuple[int, frozenset[Fact]]], fact: str, layers: int) -> Iterator[str]:
         if isinstance(self.value, list) and len(self.value) != layers:
             yield f"unlike: {self.name} has {len(self.value)} values, and the spec {layers} layers"
             return
