@@ -2,10 +2,10 @@
 
     W' = W + (alpha / r) B A        A (r, inputs), B (outputs, r); with rsLoRA alpha / sqrt(r)      (Hu et al. 2021)
 
-An adapter names the modules of transformers' classes, as the layout of the spec does. So the product B A goes through
-the rule of that layout to the parameters, whatever file the weights themselves lie in. Beside an embedding or a head
-that it adapts, PEFT saves W itself, and reads it again from there: so do we. All else, such as DoRA's magnitudes, is
-refused by its name.
+An adapter names modules as transformers' classes do, and so does the layout of the spec. The layout's rules therefore
+map the product B A to parameters, whatever format the weights have. PEFT also saves the W of an embedding or a head
+that it adapts, and reads it from there; so does this module. Anything else, such as DoRA's magnitudes, is refused by
+name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PAIR = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\."
     r"(?:lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.weight)?|(?P<base>base_layer)\.weight)"
 )
-# Initialisations that leave the model's own weights as they are; the others take a part out of them.
+# Initialisations that leave the model's own weights as they are; the others change them.
 _INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
 _READ = frozenset((
     "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules",
@@ -42,29 +42,29 @@ _WITHOUT_EFFECT = frozenset((
     "eva_config", "corda_config", "lora_ga_config", "megatron_core", "runtime_config", "qalora_group_size",
     "ensure_weight_tying",
 ))  # fmt: skip
-# What an adapter may be beside a product, and why it is not merged.
+# What an adapter may have besides products B A, and why it is not merged.
 _REFUSED = {
     "use_dora": "DoRA scales each row of the merged matrix by a magnitude of its own",
     "modules_to_save": "it replaces whole modules",
     "lora_bias": "its B has a bias",
     "trainable_token_indices": "it replaces rows of the embedding",
-    "target_parameters": "it speaks of parameters that are no modules",
-    "alora_invocation_tokens": "it is active behind certain tokens alone",
-    "layer_replication": "it makes other layers",
+    "target_parameters": "it names parameters that are not modules",
+    "alora_invocation_tokens": "it is active only after certain tokens",
+    "layer_replication": "it adds layers",
     "use_qalora": "it pools the inputs of quantised weights",
 }
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """scale B A, as a module's weight is laid: (outputs, inputs); of an embedding (tokens, width)."""
+    """scale B A, in the shape of the module's weight: (outputs, inputs), or (tokens, width) of an embedding."""
 
     module: str
     a: StoredTensor
     b: StoredTensor
     scale: float
     embedding: bool
-    base: StoredTensor | None = None  # W, where the adapter brings it along
+    base: StoredTensor | None = None  # W, where the adapter has it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,14 +78,14 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Delta:
-    """What is added to one parameter: its part of a module's product."""
+    """The part of a module's product that is added to one parameter."""
 
     product: LowRank
     rule: Rule
     part: int
 
     def read(self) -> Array:
-        # A product has the outputs first, as parameters have them: a file that is transposed is not.
+        # A product has its outputs first, as parameters do, even where the checkpoint's file is transposed.
         return split_tensor(replace(self.rule, transpose=False), self.product.read())[self.part]
 
 
@@ -96,11 +96,11 @@ class Adapter:
 
 
 def open_adapter(folder: Path) -> Adapter:
-    """A PEFT folder: its configuration and the shapes of its tensors. Raises CheckpointError, FileError."""
+    """Reads a PEFT folder: its configuration and the shapes of its tensors. Raises CheckpointError, FileError."""
     for name in (CONFIG, TENSORS):
         if not (folder / name).is_file():
             other = " (pickled weights, .bin, are never opened)" if (folder / "adapter_model.bin").exists() else ""
-            raise CheckpointError(f"{folder}: no {name}, so no folder of a LoRA adapter as PEFT saves it{other}")
+            raise CheckpointError(f"{folder}: not a LoRA adapter as PEFT saves it, for it has no {name}{other}")
     config = json_object(folder / CONFIG)
     tensors, _ = locate_in_files([folder / TENSORS])
     faults = [*_check_config(config), *_check_pairs(tensors)]
@@ -113,9 +113,9 @@ def open_adapter(folder: Path) -> Adapter:
 
 
 def deltas_of(rules: Rules, adapters: Sequence[Adapter]) -> dict[str, tuple[Delta, ...]]:
-    """By path, what is added to a parameter. `rules` are those of the layout that the modules are named in.
+    """What is added to each parameter, by its path. `rules` are those of the layout that names the modules.
 
-    Raises CheckpointError naming every module that the model has not, or that has another shape there.
+    Raises CheckpointError naming every module that the model lacks or has in another shape.
     """
     found: dict[str, tuple[Delta, ...]] = {}
     for adapter in adapters:
@@ -134,7 +134,7 @@ def deltas_of(rules: Rules, adapters: Sequence[Adapter]) -> dict[str, tuple[Delt
 
 
 def _rules_by_name(rules: Rules, adapter: Adapter) -> Mapping[str, Rule]:
-    """The rules under the names that the adapter uses: with the prefix that most of its modules have."""
+    """The rules by the names that the adapter uses, with the prefix that most of its modules have."""
     held = rules.patterns
     choices = [{spelled(rule.name): rule for rule in rules} for spelled in held.spellings]
     return max(choices, key=lambda names: sum(f"{product.module}.weight" in names for product in adapter.products))
@@ -161,14 +161,14 @@ def _check_config(config: Mapping[str, Any]) -> Iterator[str]:
         if key in _READ or key in _WITHOUT_EFFECT or not value or (key, value) == ("bias", "none"):
             continue
         of = f" of {', '.join(map(shown, cast(list[Any], value)))}" if isinstance(value, list) else ""
-        yield f"{shown(key)}{of}: {_REFUSED.get(key, 'what it does is not known, so that it is not passed over')}"
+        yield f"{shown(key)}{of}: {_REFUSED.get(key, 'its effect is not known, so it is not ignored')}"
     for key in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(key) or {}
         for pattern in patterns if isinstance(patterns, dict) else [patterns]:
             if not re.fullmatch(r"\^?(?:[A-Za-z0-9_.]|\\\.)+\$?", str(pattern)):
-                yield f"{key} {shown(pattern)}: names of modules are read, and no other patterns"
+                yield f"{key} {shown(pattern)}: expected a name of modules, not another pattern"
     if (initial := config.get("init_lora_weights", True)) not in _INITIAL:
-        yield f"init_lora_weights {shown(initial)}: it goes with other weights than the model's own"
+        yield f"init_lora_weights {shown(initial)}: it needs weights other than the model's own"
 
 
 def _check_pairs(tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
@@ -208,7 +208,7 @@ def _read_products(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor
 
 
 def _value_for_module(config: Mapping[str, Any], key: str, module: str, absent: int) -> Any:
-    """What holds for a module: rank_pattern and alpha_pattern say it by the end of its name."""
+    """The key's value for a module: rank_pattern and alpha_pattern may set it by the end of the module's name."""
     patterns = config.get({"r": "rank_pattern", "lora_alpha": "alpha_pattern"}[key]) or {}
     for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
         bare = str(pattern).removeprefix("^").removesuffix("$").replace("\\.", ".")
@@ -219,7 +219,7 @@ def _value_for_module(config: Mapping[str, Any], key: str, module: str, absent: 
 
 
 def _check_targets(config: Mapping[str, Any], products: Sequence[LowRank]) -> Iterator[str]:
-    """Modules that the configuration names and no tensor is for. A pattern instead of names says nothing of one."""
+    """A line for each module that the configuration names and no tensor adapts. A pattern names no single module."""
     named = config.get("target_modules")
     for name in cast(list[Any], named) if isinstance(named, list) else ():
         if not any(product.module == name or product.module.endswith(f".{name}") for product in products):

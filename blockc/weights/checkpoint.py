@@ -1,4 +1,4 @@
-"""A checkpoint as it lies on a disk: its tensors before they are read, and the small files that go with them."""
+"""A checkpoint on disk: its tensors before they are read, and the small files beside them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Tensor(Protocol):
-    """A tensor that is read when it is wanted: in pieces, flat, or whole; bf16 as float32."""
+    """A tensor that is read on demand, in flat pieces or whole; bf16 is read as float32."""
 
     @property
     def shape(self) -> Shape: ...
@@ -36,10 +36,9 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`files` are those that a model may point into; `layout` is the one that the file itself names, if it does.
+    """`files` are the files that model.onnx may point into; `layout` is the one that the file itself names, if any.
 
-    `metadata` and `config` are what stands there of the model beside its tensors: theta, eps and the like. `told` is
-    what there is to say of the companions.
+    `metadata` and `config` hold figures of the model, such as theta and eps. `companion_notes` are notes for the user.
     """
 
     folder: Path
@@ -52,27 +51,27 @@ class Checkpoint:
     metadata: Metadata | None = None
 
     def find_misfits(self, function: Function, context: int | None = None) -> list[str]:
-        """A line for each thing that the checkpoint says of its model and the graph does otherwise."""
+        """A line for each figure of the checkpoint that differs from the graph."""
         of_metadata = self.metadata.find_misfits(function, context) if self.metadata else []
         return [*unlike(self.config, function, context), *of_metadata]
 
     @property
     def notes(self) -> list[str]:
-        """What its reader should know: what was added to its files, and keys of which nobody knows what they mean."""
+        """Notes for the user: what was added to the companions, and which keys are unknown."""
         unknown = self.metadata.unknown if self.metadata else []
-        strange = [f"not compared, for nothing is known of them: {', '.join(listed(unknown))}"] if unknown else []
+        strange = [f"not compared, because they are unknown: {', '.join(listed(unknown))}"] if unknown else []
         return [*self.companion_notes, *self.config.notes, *strange]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A .safetensors or .gguf file, or a folder with either. Raises CheckpointError; no tensor is read yet.
+    """Opens a .safetensors or .gguf file, or a folder with either; no tensor is read yet. Raises CheckpointError.
 
-    A folder that holds no safetensors and one GGUF model is that model.
+    A folder with one GGUF model and no safetensors stands for that model.
     """
     folder = path if path.is_dir() else path.parent
     beside = read_companions(folder)
     if (file := _gguf_file(path)) is not None:
-        from blockc.weights import gguf  # which other weights need not wait for
+        from blockc.weights import gguf  # slow to import, and only GGUF files need it
 
         read = gguf.read_gguf(file)
         kept = {**read.companions(), **beside}
@@ -83,14 +82,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether weights lie in a folder that `open_checkpoint` reads, or must choose among."""
+    """Whether a folder holds weights that `open_checkpoint` reads, or several of which it asks to name one."""
     from blockc.weights import gguf
 
     return any(folder.glob("*.safetensors")) or bool(gguf.find_models(folder))
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file that a path means, if it means one."""
+    """The GGUF file at a path, or the only one in a folder without safetensors; else None."""
     from blockc.weights import gguf
 
     if not path.is_dir():
@@ -100,12 +99,12 @@ def _gguf_file(path: Path) -> Path | None:
     found = gguf.find_models(path)
     if len(found) > 1:
         names = listed([shown(each.name) for each in found])
-        raise CheckpointError("\n  ".join([f"{path} holds several GGUF files: name the one that is meant", *names]))
+        raise CheckpointError("\n  ".join([f"{path} holds several GGUF files: name one of them", *names]))
     return found[0] if found else None
 
 
 def linked_checkpoint(folder: Path, names: list[str]) -> Checkpoint:
-    """The files that a build has linked beside its model. Raises CheckpointError."""
+    """Opens the files that a build has linked beside its model. Raises CheckpointError."""
     try:
         tensors, files = locate_in_files(folder / name for name in names)
     except OSError as error:

@@ -1,6 +1,7 @@
-"""The small files that a runtime wants beside the weights: read with suspicion, and what config.json alone says added.
+"""The small files that a runtime needs beside the weights. They are untrusted, and checked as they are read.
 
-config.json is not among them: the spec, which it must not contradict, stands in its stead.
+config.json is not one of them: the spec replaces it, and must agree with it. Special tokens that only config.json has
+are added to generation_config.json.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MAX_COMPANION = 1 << 28  # bytes
 
 
 def read_companions(folder: Path) -> dict[str, bytes]:
-    """By name, those that lie in the folder of a checkpoint. Raises CheckpointError."""
+    """The companions in the folder of a checkpoint, by name. Raises CheckpointError."""
     held = {name: _read_companion(folder, name) for name in COMPANIONS}
     return {name: data for name, data in held.items() if data is not None}
 
@@ -25,7 +26,7 @@ def read_companions(folder: Path) -> dict[str, bytes]:
 def with_config(folder: Path, held: dict[str, bytes]) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """(The companions, with generation_config.json completed from config.json; a note for each change.)
 
-    Raises CheckpointError, also where either file names a token at the end of a text that the model does not have.
+    Raises CheckpointError, also where one of the two files names an eos token that the model does not have.
     """
     generation = parsed(held[GENERATION], str(folder / GENERATION)) if GENERATION in held else {}
     try:
@@ -64,9 +65,9 @@ def _read_companion(folder: Path, name: str) -> bytes | None:
 
 
 def _refuse_link_out(path: Path) -> None:
-    """A link may lead to a file of the same folder, or to a blob, as the Hub's cache has them. Raises CheckpointError.
+    """Raises CheckpointError for a link that leads neither into its own folder nor to a blob of the Hub's cache.
 
-    These files are copied: another link could put any file of this machine into a build.
+    Companions are copied into a build, so any other link could copy any file of this machine there.
     """
     target, folder = path.resolve(), path.parent.resolve()
     if not target.exists():

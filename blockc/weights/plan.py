@@ -1,10 +1,11 @@
 """Where each parameter's bytes come from: a checkpoint's own file, or a data file that is written beside the model.
 
-link    the model points into the safetensors file; where the layout joins, turns or permutes, the tensor is packed
-pack    every tensor is streamed through the layout into model.onnx.data, each from a page's start, in one float type
+link    the model points into the safetensors file; a tensor that the layout joins, transposes or permutes is packed
+pack    every tensor is streamed through the layout into model.onnx.data, in one float type, each at the start of a page
 
-Of what a pass has derived, a join of rows is its sources' bytes, which are laid side by side. All else is computed when
-it is written, in either mode, and what only it is made from is not written.
+Passes derive parameters. A join of rows needs no bytes of its own: its parts are written side by side. Any other
+derived parameter is computed when it is written, in either mode, and a parameter that only such ones read is not
+written.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ Mode = Literal["link", "pack"]
 DATA = "model.onnx.data"
 PAGE = 4096
 PIECE = 1 << 22  # bytes that are read at a time where they are written as they lie
-READERS = 4  # threads that look at what is linked
+READERS = 4  # threads that read linked tensors
 # Why a file cannot be linked where the model is written: another device, or a file system that has no hard links.
 _UNLINKED = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Bytes in a file beside the model, as numbers of the dtype `word`."""
+    """Bytes of a file beside the model: numbers of the safetensors dtype `word`."""
 
     location: str
     offset: int
@@ -65,7 +66,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class ParameterSource:
-    """A parameter as a part of a tensor of the checkpoint, and what adapters add to it."""
+    """Where a parameter comes from: a part of a checkpoint's tensor, and what adapters add to it."""
 
     name: str
     tensor: Tensor
@@ -78,7 +79,7 @@ class ParameterSource:
         return self.tensor if self.rule.plain and not self.deltas and isinstance(self.tensor, StoredTensor) else None
 
     def pieces(self) -> Iterator[Array]:
-        """The parameter's numbers in their order."""
+        """The parameter's numbers in order, flat or whole."""
         if self.rule.plain and not self.deltas:
             yield from self.tensor.chunks()
         else:
@@ -91,7 +92,7 @@ class ParameterSource:
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """Where every parameter comes from, by path, in the order of the function; `made` is the graph that has them."""
+    """The source of every parameter, by path, in the function's order. `result` is the target's graph, after passes."""
 
     params: Mapping[str, Param]  # the model's own
     sources: Mapping[str, ParameterSource]
@@ -100,7 +101,7 @@ class WeightPlan:
     dtype: Dtype
     result: Passed
     notes: tuple[str, ...] = ()
-    copied: frozenset[str] = frozenset()  # what is packed although it could be linked
+    copied: frozenset[str] = frozenset()  # packed although they could be linked
 
     @cached_property
     def linked(self) -> Mapping[str, StoredTensor]:
@@ -126,14 +127,15 @@ class WeightPlan:
 
     @property
     def links(self) -> tuple[FileFacts, ...]:
-        """Every file of the checkpoint, whatever is packed of it: what is linked says the plan again."""
+        """Every file of the checkpoint, even if packed in part: `verify` works out the plan again from them."""
         return self.checkpoint.files if self.mode == "link" else ()
 
 
 def place_packed(params: Mapping[str, Param], dtype: Dtype, made: Passed) -> dict[str, Reference]:
-    """One after another in the data file, each from a page's start; the parts of a joined one close together.
+    """Places parameters in the data file, each at the start of a page; the parts of a join follow one another closely.
 
-    `params` are those of the model's own that are packed, as far as anyone reads them; what is computed comes behind.
+    `params` are the model's own parameters to pack; those that the graph does not read are left out. Computed
+    parameters come last.
     """
     held, laid, unread = parameters(made.function), _parts_of_joins(made), _find_unread(made)
     leads = {parts[0]: parts for parts in laid.values()}
@@ -154,7 +156,7 @@ def place_packed(params: Mapping[str, Param], dtype: Dtype, made: Passed) -> dic
 
 
 def place_joined(placed: Mapping[str, Reference], made: Passed) -> dict[str, Reference]:
-    """Each joined parameter as the bytes of its parts, which follow one another."""
+    """The bytes of each joined parameter: those of its parts, which follow one another."""
     into: dict[str, Reference] = {}
     for path, parts in _parts_of_joins(made).items():
         first, rows = placed[parts[0]], sum(placed[part].shape[0] for part in parts)
@@ -164,9 +166,9 @@ def place_joined(placed: Mapping[str, Reference], made: Passed) -> dict[str, Ref
 
 
 def _parts_of_joins(made: Passed) -> dict[str, tuple[str, ...]]:
-    """The parts of each joined parameter, of which none is laid beside others already.
+    """The parts of each join that can be written side by side; all other joins are computed.
 
-    Each part lies there as itself, so none may bear the name of what is derived: that one is computed.
+    A part is written once and under its own name, so it belongs to one join only and is not derived itself.
     """
     found: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
@@ -180,7 +182,7 @@ def _parts_of_joins(made: Passed) -> dict[str, tuple[str, ...]]:
 
 
 def _find_unread(made: Passed) -> set[str]:
-    """The model's own parameters that are read for what is computed of them alone."""
+    """The model's own parameters that are read only to compute derived ones."""
     laid = _parts_of_joins(made)
     computed: Derivations = {path: each for path, each in made.derived.items() if path not in laid}
     kept = {path for path in parameters(made.function) if path not in made.derived}
@@ -197,14 +199,15 @@ def plan_weights(
     context: int | None = None,
     adapters: Sequence[Adapter] = (),
 ) -> WeightPlan:
-    """Names, shapes, ties, and what the checkpoint says of itself, compared before anything is written.
+    """Compares names, shapes, ties and figures of the checkpoint with the function, before anything is written.
 
-    Raises CheckpointError listing all that is wrong. `context` is the spec's: no longer than the checkpoint's.
+    Raises CheckpointError listing everything that does not fit. `context` is the spec's, which may not be longer than
+    the checkpoint's.
 
-    `family` names the layout; a file that says its own goes by that, and without either the names are the parameters'.
-    A GGUF file's numbers are encoded, so that nothing can point at them: it is packed. Where no mode is asked for, so
-    are weights most of which are of another float type: a cast at load holds them twice, and takes its time each time.
-    What an adapter changes is packed in any case.
+    `family` names the layout. A file that names its own layout uses that; without either, tensors have the names of
+    parameters. GGUF files are packed, because no model can point at their encoded numbers. Without a mode, weights
+    mostly in another float type are packed too: a cast at load would hold them twice and take time at every load.
+    Whatever an adapter changes is always packed.
     """
     chosen = checkpoint.layout or (layout(family) if family else _own_layout(function))
     match = match_tensors(rules(chosen, function, group_sizes(function)), checkpoint.tensors)
@@ -230,12 +233,12 @@ def plan_weights(
 
 
 def _note_dropped(dropped: Mapping[str, str], checkpoint: Checkpoint) -> list[str]:
-    """A line for what of a larger model is not its language model."""
+    """A note on the tensors of a larger model that are not of its language model."""
     if not dropped:
         return []
     towers = " and ".join(dict.fromkeys(dropped.values()))
     size = sum(_size_of(checkpoint.tensors[name]) for name in dropped)
-    return [f"the language model is taken: left out are {len(dropped)} tensors of {towers}, {size:,} bytes"]
+    return [f"only the language model is taken: {len(dropped)} tensors of {towers}, {size:,} bytes, are left out"]
 
 
 def _size_of(tensor: Tensor) -> int:
@@ -243,7 +246,7 @@ def _size_of(tensor: Tensor) -> int:
 
 
 def _find_foreign_type(sources: Iterable[ParameterSource], dtype: Dtype) -> str:
-    """The float type of most bytes that can be linked, where it is not the model's; else nothing."""
+    """The float type of most bytes that can be linked, if it is not the model's; else an empty string."""
     sizes: Counter[str] = Counter()
     for source in sources:
         if (stored := source.linkable) and source.rule.dtype == "float":
@@ -264,7 +267,7 @@ def _deltas_by_path(
 
 
 def _add_deltas(source: ParameterSource, added: tuple[Delta, ...]) -> ParameterSource:
-    """With what adapters add, to the matrix that the last of them brings along if any does."""
+    """The source with what adapters add to it; W itself is that of the last adapter that has one."""
     brought = next((delta for delta in reversed(added) if delta.product.base is not None), None)
     if brought is not None and brought.product.base is not None:
         source = ParameterSource(source.name, brought.product.base, brought.rule, brought.part)
@@ -297,7 +300,7 @@ def _holds_same(tensor: Tensor, source: ParameterSource) -> bool:
 
 
 def link_files(plan: WeightPlan, folder: Path) -> None:
-    """Hard links of the checkpoint's files, symlinks resolved. Raises OSError where the folder cannot have them."""
+    """Hard-links the checkpoint's files, symlinks resolved. Raises OSError where the folder cannot have them."""
     for facts in plan.links:
         made = folder / facts.path.name
         os.link(facts.path.resolve(), made)
@@ -312,7 +315,7 @@ def cannot_link(error: OSError) -> bool:
 
 @dataclass(frozen=True)
 class DataFile:
-    """What is known of the data file without reading it again."""
+    """The size and digest of model.onnx.data, known without reading it again."""
 
     size: int
     sha256: str
@@ -321,11 +324,11 @@ class DataFile:
 def write_data(
     plan: WeightPlan, path: Path, digests: dict[str, str] | None = None, progress: Progress = silent
 ) -> DataFile | None:
-    """Reads every parameter once: what is packed goes to the data file at `path`, None where nothing is.
+    """Reads every parameter once, and writes packed ones to the data file at `path`; None where none is packed.
 
-    Never more than one tensor and its parts, or what it is computed from, is in memory, of plain ones a few pieces.
-    What is linked is read too; `digests`, if given, gets the sha256 of each linked tensor's bytes by its name in the
-    checkpoint. Raises CheckpointError naming all tensors that hold NaN or Inf, or more than the float type can.
+    Memory holds at most one tensor with its parts, or with the sources that it is computed from; of a tensor that is
+    written as it is, a few pieces. Linked tensors are read too: `digests`, if given, gets the sha256 of each one by its
+    name in the checkpoint. Raises CheckpointError naming all tensors with NaN, Inf or numbers beyond the float type.
     """
     bad: dict[str, str] = {}
     with ThreadPoolExecutor(READERS) as readers:
@@ -344,7 +347,7 @@ def write_data(
 
 
 def _inspect(stored: StoredTensor, digest: bool) -> tuple[float, str]:
-    """(The largest magnitude; the sha256 of the bytes where it is asked for.)"""
+    """(The largest magnitude; the sha256 of the bytes, of use only with `digest`.)"""
     peak, sha256 = 0, hashlib.sha256()
     for part in stored.stream():
         peak = max(peak, _largest_bits(part))
@@ -374,7 +377,7 @@ def _write_packed(plan: WeightPlan, path: Path, bad: dict[str, str], progress: P
 
 
 def _read_source(sources: Mapping[str, ParameterSource], path: str, bad: dict[str, str]) -> Array:
-    """What something is computed from, in whatever float type it comes."""
+    """A source of a computed parameter, in its own float type."""
     source = sources[path]
     whole = source.read()
     if source.rule.dtype not in INTEGERS:
@@ -383,14 +386,14 @@ def _read_source(sources: Mapping[str, ParameterSource], path: str, bad: dict[st
 
 
 def _convert(piece: Array, dtype: str, own: Dtype) -> Array:
-    """Numbers of a graph's dtype as they are stored in a model of the float type `own`."""
+    """Numbers of a graph's dtype as stored in a model whose float type is `own`."""
     if dtype in INTEGERS:
         return np.ascontiguousarray(piece, INTEGERS[dtype].numpy)
     return narrow(piece, float_of(dtype, own))
 
 
 def _read_pieces(source: ParameterSource, dtype: Dtype) -> Iterator[Array]:
-    """What is written as it lies is read into memory that is used again, once `_Ahead` has done with it."""
+    """The pieces to write. Bytes that need no change are read into buffers that are reused once `_Ahead` is done."""
     stored, own = source.linkable, FLOATS[dtype]
     if stored is not None and stored.word == own.safetensors and not own.as_bits:
         return stored.stream(_Ahead.HELD + 1, PIECE)
@@ -398,7 +401,7 @@ def _read_pieces(source: ParameterSource, dtype: Dtype) -> Iterator[Array]:
 
 
 class _Ahead:
-    """Writes and hashes in a thread each, while the next piece is read. No more than `HELD` pieces wait for that."""
+    """Writes in one thread and hashes in another while the next piece is read. At most `HELD` pieces wait."""
 
     HELD = 3
 
@@ -418,7 +421,7 @@ class _Ahead:
             self.hasher.shutdown()
 
     def put(self, data: bytes | memoryview) -> None:
-        """Raises what a write before it did."""
+        """Queues bytes to write. Raises the error of an earlier write."""
         view = memoryview(data)
         self.end += len(view)
         self.held.append((self.writer.submit(self._write, view), self.hasher.submit(self.digest.update, view)))
@@ -443,7 +446,7 @@ def _check_range(name: str, peak: float, dtype: Dtype, bad: dict[str, str]) -> N
 
 
 def largest(piece: Array) -> float:
-    """The largest magnitude; NaN where there is one."""
+    """The largest magnitude; NaN if there is a NaN."""
     flat = np.ascontiguousarray(piece).reshape(-1)
     return float(np.array([_largest_bits(flat)], f"u{piece.itemsize}").view(piece.dtype)[0])
 
@@ -451,8 +454,8 @@ def largest(piece: Array) -> float:
 def _largest_bits(flat: Array) -> int:
     """The bits of the number largest in magnitude, without its sign.
 
-    Magnitudes grow with the bits: Inf stands above every number, and NaN above Inf. Read as signed integers the largest
-    of all is the largest of the positive numbers, as unsigned ones that of the negative, if there are any.
+    Magnitudes grow with the bits: Inf is above every number, and NaN above Inf. Read as signed integers, the maximum is
+    the largest positive number; read as unsigned ones, it is the largest negative number, if there are any.
     """
     size = flat.itemsize
     below = (1 << (8 * size - 1)) - 1
@@ -460,7 +463,7 @@ def _largest_bits(flat: Array) -> int:
 
 
 def narrow(piece: Array, dtype: Dtype) -> Array:
-    """In the float type, rounded to the nearest and to even; bf16 as its bits. What does not fit becomes Inf."""
+    """Casts to the float type, rounding to nearest even; bf16 comes as its bits. Larger numbers become Inf."""
     with np.errstate(over="ignore"):
         if dtype != "bf16":
             return np.ascontiguousarray(piece, np.dtype(FLOATS[dtype].numpy))

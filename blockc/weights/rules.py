@@ -1,9 +1,9 @@
-"""Checkpoints: the tensors of a file are the parameters of a function, renamed, joined and turned. NumPy only.
+"""Rules between the tensors of a checkpoint and the parameters of a function: renamed, joined, transposed. NumPy only.
 
     file tensor = transpose(join of the parameters)        parameters = parts of transpose(file tensor)
 
-`patterns` says what of a layout holds for one function, `rules` expands that to one rule a tensor of the file; `unpack`
-reads a checkpoint through the rules, `pack` is its inverse. Parameters go by their path, tensors by their name.
+`patterns` picks the items of a layout that hold for a function, and `rules` expands them to one rule for each tensor of
+the file. `unpack` reads a checkpoint through the rules; `pack` is its inverse. Parameters have paths, tensors names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Pattern:
-    """An item that holds for a function: groups is a number, and {i} runs over `layers` (none outside the layers)."""
+    """A layout's item for one function: `groups` is a number, and {i} runs over `layers` (empty outside the layers)."""
 
     name: str
     targets: tuple[str, ...]
@@ -44,7 +44,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Patterns:
-    """What of a layout holds for a function. Together the patterns cover each parameter once."""
+    """The items of a layout that hold for a function. Together they cover each parameter once."""
 
     each: tuple[Pattern, ...]
     tied: Mapping[str, str]
@@ -56,7 +56,7 @@ class Patterns:
 
     @property
     def spellings(self) -> tuple[Spelling, ...]:
-        """As files may have the names: with each prefix in the first one's stead, or inside a larger model."""
+        """How files may spell the names: with each prefix instead of the first, or as part of a larger model."""
         own = tuple(Spelling(self.prefixes[0], prefix) for prefix in self.prefixes) or (Spelling(),)
         return (*own, *wrapper().spellings)
 
@@ -78,29 +78,29 @@ class Rule:
     @property
     def joined(self) -> Shape:
         first, axis = self.shapes[0], self.axis
-        if len(self.shapes) == 1:  # perhaps one number, which has no axis
+        if len(self.shapes) == 1:  # it may be a scalar, without an axis
             return first
         return (*first[:axis], sum(shape[axis] for shape in self.shapes), *first[axis + 1 :])
 
     @property
     def shape(self) -> Shape:
-        """In the file."""
+        """The shape of the file's tensor."""
         return (*self.joined[:-2], self.joined[-1], self.joined[-2]) if self.transposed else self.joined
 
     @property
     def transposed(self) -> bool:
-        """Vectors are stored as they are."""
+        """Whether the file has the transpose; vectors have none."""
         return self.transpose and len(self.shapes[0]) >= 2
 
     @property
     def plain(self) -> bool:
-        """The file has the parameter's own bytes, under another name."""
+        """Whether the file has the parameter's own numbers, under another name."""
         return len(self.targets) == 1 and not self.transposed and not self.permuted and not self.plus
 
 
 @dataclass(frozen=True)
 class Rules:
-    """A rule for each tensor of the file, and the patterns that they come from."""
+    """A rule for each tensor of the file, and the patterns behind them."""
 
     each: tuple[Rule, ...]
     patterns: Patterns
@@ -113,7 +113,7 @@ class Rules:
 
 
 def group_sizes(function: Function) -> dict[str, int]:
-    """heads, kv_heads and head_dim, each where all attentions of the function agree on it."""
+    """heads, kv_heads and head_dim; each only if all attentions of the function agree on it."""
     found: dict[str, set[int | None]] = {}
     for inner in functions(function):
         for n in inner.nodes:
@@ -125,10 +125,10 @@ def group_sizes(function: Function) -> dict[str, int]:
 
 
 def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Patterns:
-    """The layout's items that hold for the function. Raises LayoutError naming all that is uncovered or does not fit.
+    """The layout's items that hold for the function. Raises LayoutError naming everything uncovered or misfit.
 
-    An item holds where its parameters exist. `sizes` are those of `group_sizes`. Of layers that are one function the
-    first is looked at for all.
+    An item holds where its parameters exist. `sizes` come from `group_sizes`. Layers that share one function are
+    checked once.
     """
     params = parameters(function)
     alike = _group_layers(function)
@@ -167,7 +167,7 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
 
 
 def _group_layers(function: Function) -> dict[int, list[int]]:
-    """The layers that are one function, under the first of them."""
+    """Layers by function: the numbers of the layers that share one, by the first of them."""
     found: dict[Function, list[int]] = {}
     for i, call in enumerate(layers(function)):
         found.setdefault(called(call), []).append(i)
@@ -175,20 +175,20 @@ def _group_layers(function: Function) -> dict[int, list[int]]:
 
 
 def _find_offset(item: Item, spots: list[int], params: Mapping[str, Param]) -> tuple[float, list[str]]:
-    """(What the file has added to a gain: its norm's offset; why that is no one number.)"""
+    """(The norm's offset, which the file has added to a gain; faults where norms have several offsets.)"""
     offsets = {1.0 - params[item.targets[0].format(i=i)].neutral for i in spots} if item.plus_offset else {0.0}
     many = [f"{item.name} has the norm's offset added, and there are several here"] if len(offsets) > 1 else []
     return max(offsets), many
 
 
 def _rope_pairings(function: Function) -> set[bool]:
-    """Of each rotation: where rope turns neighbours, rows that a file has interleaved stay as they are."""
+    """For each rotation, whether rope pairs neighbours; if so, rows that a file has interleaved stay in place."""
     ops = (n.op for inner in functions(function) for n in inner.nodes)
     return {isinstance(op, RotaryInterleaved) for op in ops if isinstance(op, Rotary)}
 
 
 def _count_names(held: Iterable[Pattern]) -> tuple[Counter[str], Counter[str]]:
-    """How often each name of the file, and each parameter, is spoken for."""
+    """How many patterns cover each name of the file, and each parameter."""
     spots = [(pattern, i) for pattern in held for i in pattern.layers or (0,)]
     names = Counter(pattern.name.format(i=i) for pattern, i in spots)
     return names, Counter(target.format(i=i) for pattern, i in spots for target in pattern.targets)
@@ -197,12 +197,12 @@ def _count_names(held: Iterable[Pattern]) -> tuple[Counter[str], Counter[str]]:
 def _count_groups(
     item: Item, spots: list[int], params: Mapping[str, Param], sizes: Mapping[str, int]
 ) -> tuple[int, list[str]]:
-    """(The number of groups; why the parameters do not divide into them.)"""
+    """(The number of groups; faults where the parameters do not divide into them.)"""
     word = item.groups
     if word == 1 and len(item.targets) == 1:
         return 1, []
     if isinstance(word, str) and not sizes.keys() >= {word, "head_dim"}:
-        return 1, [f"{item.name} is packed by {word}, which is no one number here"]
+        return 1, [f"{item.name} is packed by {word}, which differs between attentions here"]
     groups = sizes[word] if isinstance(word, str) else word
     unit = groups * (sizes["head_dim"] if isinstance(word, str) else 1)  # a group of heads holds whole heads
     faults: list[str] = []
@@ -216,7 +216,7 @@ def _count_groups(
 
 
 def rules(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Rules:
-    """The layout expanded, every parameter of the function in exactly one rule. Raises what `patterns` raises."""
+    """Expands the layout: every parameter is in exactly one rule. Raises LayoutError as `patterns` does."""
     params, held = parameters(function), patterns(layout, function, sizes)
     made: list[Rule] = []
     for p in held:
@@ -230,7 +230,7 @@ def rules(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Rules
 
 
 def pack(rules: Rules, params: Mapping[str, Array]) -> dict[str, Array]:
-    """Parameters by path to the file's tensors by name: the inverse of `unpack`."""
+    """Turns parameters by path into the file's tensors by name: the inverse of `unpack`. Raises CheckpointError."""
     wanted = {to: (shape, rule.dtype) for rule in rules for to, shape in zip(rule.targets, rule.shapes, strict=True)}
     if faults := [*_find_misfits(wanted, params), *_extra_faults(name for name in params if name not in wanted)]:
         raise CheckpointError("\n  ".join(["the parameters do not fit the layout:", *listed(faults)]))
@@ -250,7 +250,7 @@ def _join(rule: Rule, parts: list[Array]) -> Array:
 
 
 def _interleave(array: Array, heads: int, inner: int) -> Array:
-    """Rows of each head, seen as [inner, n / inner] and turned: 2 interleaves halves, half a head undoes it."""
+    """Transposes the rows of each head, viewed as [inner, n / inner]: 2 interleaves halves, half a head undoes that."""
     return array.reshape(heads, inner, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
@@ -260,9 +260,9 @@ def _group(array: Array, rule: Rule) -> Array:
 
 
 def unpack(rules: Rules, tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """A checkpoint's tensors by name to parameters by path. Every tensor is consumed, tied or ignored.
+    """Turns a checkpoint's tensors by name into parameters by path. Every tensor is consumed, tied or ignored.
 
-    Raises CheckpointError listing all that is missing, extra, of another shape, or unlike what it is tied to.
+    Raises CheckpointError listing tensors that are missing, extra, of another shape, or different from their tie.
     """
     match = match_tensors(rules, tensors)
     faults = list(match.faults)
@@ -279,7 +279,7 @@ def unpack(rules: Rules, tensors: Mapping[str, Array]) -> dict[str, Array]:
 
 
 class Shaped(Protocol):
-    """What is known of a tensor before it is read."""
+    """A tensor's shape and dtype, known before it is read."""
 
     @property
     def shape(self) -> Shape: ...
@@ -290,9 +290,9 @@ class Shaped(Protocol):
 
 @dataclass(frozen=True)
 class Match:
-    """The rules under the names that a checkpoint has, what of it is tied to a parameter, and all that does not fit.
+    """The rules by a checkpoint's own names, its tensors that are tied to a parameter, and all that does not fit.
 
-    `dropped` is what is not of the language model, by the tower that it is of.
+    `dropped` has the tensors that are not of the language model, each with the tower that it belongs to.
     """
 
     rules: Mapping[str, Rule]
@@ -302,7 +302,7 @@ class Match:
 
 
 def match_tensors(rules: Rules, tensors: Mapping[str, Shaped]) -> Match:
-    """Names, shapes and types alone: nothing is read."""
+    """Matches a checkpoint's names, shapes and types with the rules. No tensor is read."""
     held = rules.patterns
     spelled = max(held.spellings, key=lambda spelled: sum(spelled(rule.name) in tensors for rule in rules))
     tied = {spelled(name): target for name, target in held.tied.items()}
@@ -316,7 +316,7 @@ def match_tensors(rules: Rules, tensors: Mapping[str, Shaped]) -> Match:
 
 
 def _rename_tied(named: Mapping[str, Rule], tied: Mapping[str, str], tensors: Mapping[str, Shaped]) -> dict[str, Rule]:
-    """Where a file has of two tied tensors only the other one, that is the parameter's."""
+    """The rules, reading a parameter from its tied tensor where the file has only that one."""
     alone = {target: name for name, target in tied.items() if name in tensors}
     return {
         alone[rule.targets[0]] if name not in tensors and rule.plain and rule.targets[0] in alone else name: rule
@@ -329,7 +329,7 @@ def untied_fault(name: str, target: str) -> str:
 
 
 def misfit_error(faults: Iterable[str]) -> CheckpointError:
-    """Of each kind of fault the first, so that no message grows with a checkpoint."""
+    """The error for these faults: the first ones of each kind, so that its length does not grow with the checkpoint."""
     kinds: dict[str, list[str]] = {}
     for fault in faults:
         kinds.setdefault(fault.partition(":")[0], []).append(fault)
@@ -352,14 +352,14 @@ def split_tensor(rule: Rule, array: Array) -> list[Array]:
 
 
 def _find_unmatched(tensors: Iterable[str], known: set[str], held: Patterns, spelling: Spelling) -> Iterator[str]:
-    """What no rule, tie or reason to ignore speaks of."""
+    """The tensors that no rule or tie covers and that the layout does not ignore."""
     spelled = (re.escape(spelling(name)).replace(r"\{i\}", "[0-9]+") for name in held.ignored)
     ignored = re.compile("|".join(spelled) or "(?!)")
     return (name for name in tensors if name not in known and not ignored.fullmatch(name))
 
 
 def _find_misfits(wanted: Mapping[str, tuple[Shape, str]], got: Mapping[str, Shaped]) -> Iterator[str]:
-    """Floats of any type are cast; integers are what they are."""
+    """A line for each wrong tensor. Floats of any type fit, for they are cast; integers must have the type."""
     for name, (shape, dtype) in wanted.items():
         if name not in got:
             yield f"missing: {name} {shape}"
@@ -377,16 +377,16 @@ def _extra_faults(names: Iterable[str]) -> Iterator[str]:
 
 
 def random_parameters(function: Function, seed: int) -> dict[str, Array]:
-    """Every parameter random and none exactly 0 or 1: weights under which a wrong block shows.
+    """Random parameters, none exactly 0 or 1, so that a wrong block gives wrong numbers.
 
-    The numbers are float32 ones, so that every backend reads the same, and come as float64. They depend on the path
-    and the seed alone; RandomState is the generator whose stream NumPy has promised not to change.
+    They are float32 numbers in float64 arrays, so that every backend reads the same. They depend only on the path and
+    the seed; NumPy promises that RandomState's stream does not change.
     """
     return {path: _draw(param, zlib.crc32(path.encode()) ^ seed) for path, param in parameters(function).items()}
 
 
 def _draw(param: Param, seed: int) -> Array:
-    """Of integers any that their type has."""
+    """A random parameter; integers are drawn from all values of their type."""
     generator = np.random.RandomState(seed & 0xFFFFFFFF)
     if param.dtype == "bool":
         return generator.randint(2, size=param.shape).astype(bool)

@@ -1,4 +1,4 @@
-"""Safetensors files, read with suspicion and written whole. NumPy only; pickled weights are never opened.
+"""Safetensors files: untrusted when read, written whole or not at all. NumPy only; pickled weights are never opened.
 
 8 bytes: n, little-endian | n bytes: JSON {name: {dtype, shape, data_offsets}} | the tensors, without holes
 """
@@ -29,7 +29,7 @@ Shape = tuple[int, ...]
 MAX_HEADER = 100_000_000  # bytes; the format's own bound
 MAX_RANK = 8
 LONGEST_AXIS = 1 << 31
-HEAD = 64  # bytes by which a file is recognised that is none of weights
+HEAD = 64  # bytes that tell what a file is that holds no weights
 CHUNK = 1 << 22  # numbers that are read at a time
 CACHED = 1 << 20  # bytes that a processor's cache holds
 DTYPES = {
@@ -40,10 +40,10 @@ _BITS = frozenset(one.safetensors for one in FLOATS.values() if one.as_bits)
 WORDS = {np.dtype(code): word for word, code in DTYPES.items() if word not in _BITS}
 
 
-# What a file is whose first bytes are these, where weights are expected, and what to do.
+# What a file without weights is, by its first bytes, and what to do about it.
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
-    (b"version https://git-lfs", "a git-lfs pointer, in the place of the weights: fetch them with `git lfs pull`"),
-    (b"<", "an HTML page, as a site gives it in the place of a file: download the file itself"),
+    (b"version https://git-lfs", "a git-lfs pointer instead of the weights: fetch them with `git lfs pull`"),
+    (b"<", "an HTML page, which some sites send instead of a file: download the file itself"),
     (b"{", "JSON text"),
     (b"GGUF", "a GGUF file: call it .gguf"),
     (b"PK\x03\x04", "an archive as torch.save writes it: pickled weights are never opened"),
@@ -54,7 +54,7 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What tells whether a file is still the one that was read: its size, its header's hash, and here its time too."""
+    """Identifies the file that was read, to see later whether it changed: its size, time and header's hash."""
 
     path: Path
     size: int
@@ -64,7 +64,7 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as it lies in its file: `length` bytes of the dtype `word` from `offset` on."""
+    """A tensor's place in its file: `length` bytes of the dtype `word`, starting at `offset`."""
 
     path: Path
     offset: int
@@ -74,11 +74,11 @@ class StoredTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of what is read from it."""
+        """The dtype of arrays that are read: float32 for bf16."""
         return np.dtype(np.float32 if self.word in _BITS else DTYPES[self.word])
 
     def read_raw(self, step: int = CHUNK) -> Iterator[Array]:
-        """The numbers as they are stored, flat and piece by piece; bf16 as bits. Nothing is mapped or kept."""
+        """Yields the stored numbers in flat pieces; bf16 as bits. Nothing is mapped or kept."""
         left = math.prod(self.shape)
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.offset)
@@ -90,7 +90,7 @@ class StoredTensor:
                 yield part
 
     def stream(self, held: int = 1, size: int = CACHED) -> Iterator[Array]:
-        """The same in pieces of `size` bytes, each written over the one `held` before it: fast, and not to be kept."""
+        """Yields pieces of `size` bytes in `held` buffers, used in turn: a piece is valid for `held` steps."""
         memories = [np.empty(size // np.dtype(DTYPES[self.word]).itemsize, DTYPES[self.word]) for _ in range(held)]
         left = self.length
         with self.path.open("rb", buffering=0) as file:
@@ -113,7 +113,7 @@ class StoredTensor:
 
 
 def _fill(file: FileIO, memory: memoryview) -> int:
-    """Reads until the memory is full or the file ends. (The bytes.)"""
+    """Reads until the memory is full or the file ends; returns the number of bytes read."""
     done = 0
     while done < len(memory) and (read := file.readinto(memory[done:])):
         done += read
@@ -121,7 +121,7 @@ def _fill(file: FileIO, memory: memoryview) -> int:
 
 
 def widen(flat: Array, word: str) -> Array:
-    """bf16 as float32; all else as it is."""
+    """Converts bf16 bits to float32; returns any other dtype as it is."""
     if word != "BF16":
         return flat
     wide = flat.astype(np.uint32)
@@ -130,9 +130,9 @@ def widen(flat: Array, word: str) -> Array:
 
 
 def read_safetensors(path: Path) -> dict[str, Array]:
-    """Tensors by name, of a .safetensors file or of a folder that holds model.safetensors or its index.
+    """Tensors by name, from a .safetensors file or from a folder that holds model.safetensors or its index.
 
-    bf16 comes as float32; all else as read-only views of the mapped file. Raises CheckpointError.
+    bf16 becomes float32; other dtypes are read-only views of the mapped file. Raises CheckpointError.
     """
     tensors, files = locate_tensors(path)
     maps = {file.path: np.asarray(np.memmap(file.path, np.uint8, "r")) for file in files if file.size}
@@ -141,7 +141,7 @@ def read_safetensors(path: Path) -> dict[str, Array]:
 
 
 def locate_tensors(path: Path) -> tuple[dict[str, StoredTensor], list[FileFacts]]:
-    """Where each tensor lies, and the files: of what `read_safetensors` takes. Headers alone are read."""
+    """(Each tensor's place; the files) at a path that `read_safetensors` takes. Only headers are read."""
     try:
         if not path.is_dir():
             return locate_in_files([path])
@@ -153,14 +153,14 @@ def locate_tensors(path: Path) -> tuple[dict[str, StoredTensor], list[FileFacts]
 
 
 def locate_in_files(paths: Iterable[Path]) -> tuple[dict[str, StoredTensor], list[FileFacts]]:
-    """The same of these files together; no tensor may stand in two of them."""
+    """The same for several files; no tensor may be in two of them."""
     tensors: dict[str, StoredTensor] = {}
     files: list[FileFacts] = []
     for path in paths:
         facts, found = _read_header(path)
         files.append(facts)
         if twice := tensors.keys() & found.keys():
-            raise CheckpointError(f"{path}: tensor {shown(min(twice))} stands in another file too")
+            raise CheckpointError(f"{path}: tensor {shown(min(twice))} is in another file too")
         tensors |= found
     return tensors, files
 
@@ -230,21 +230,21 @@ def _read_header(path: Path) -> tuple[FileFacts, dict[str, StoredTensor]]:
 
 
 def describe_foreign(head: bytes) -> str:
-    """ ": it is ..." of a file that is none of weights, by its first bytes; nothing where they are strange."""
+    """ "What a file without weights is, as ": it is ..."; empty if its first bytes are not known."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     what = next((what for start, what in _FOREIGN if text.startswith(start)), "")
     return f": it is {what}" if what else ""
 
 
 def describe_empty(path: Path, names: Sequence[str]) -> str:
-    """Of tensors of no size, which training in shards writes."""
+    """The message for tensors of no elements, which training in shards writes."""
     each = [f"empty: {shown(name)}" for name in names]
     first = f"{path}: tensors without elements, as a run in shards (ZeRO-3, FSDP) saves those that it had not gathered:"
     return "\n  ".join([first, *listed(each), "gather the parameters, and save them again"])
 
 
 def _read_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, str, Shape]:
-    """(begin, end, name, dtype, shape) of a header's entry, each checked: the file is anyone's."""
+    """(begin, end, name, dtype, shape) of a header's entry. Each is checked, since the file is untrusted."""
     fields = _as_object(entry)
     dtype, shape, offsets = fields.get("dtype"), _as_counts(fields.get("shape")), _as_counts(fields.get("data_offsets"))
     if fields.keys() != {"dtype", "shape", "data_offsets"} or shape is None or offsets is None or len(offsets) != 2:
@@ -258,7 +258,7 @@ def _read_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, st
 
 
 def _as_counts(value: object) -> Shape | None:
-    """A list of integers from 0 on, else None."""
+    """A list of integers that are not negative, as a tuple; anything else is None."""
     if not isinstance(value, list):
         return None
     items = cast(list[object], value)
@@ -270,7 +270,7 @@ def _as_object(value: object) -> dict[str, object]:
 
 
 def _parse_json(data: bytes, name: str) -> dict[str, object]:
-    """A JSON object in which no key stands twice. Raises CheckpointError, which says what else it is where it can."""
+    """A JSON object without repeated keys. Raises CheckpointError, saying what the data is instead if that is known."""
     try:
         return _as_object(parsed(data, name, once=True))
     except FileError as error:
@@ -279,7 +279,7 @@ def _parse_json(data: bytes, name: str) -> dict[str, object]:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
-    """Writes the tensors by falling item size, so that each is aligned. The file appears when it is whole."""
+    """Writes the tensors, largest item size first so that each is aligned. The file appears once it is whole."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers refuses a file without
     order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
     end = 0

@@ -1,7 +1,7 @@
-"""Special tokens: the ids that begin, end and fill up a text, as the files of a checkpoint say them.
+"""Special tokens: the ids that begin, end and pad a text, from the files of a checkpoint.
 
-generation_config.json comes first, as what a model is to be run with; then config.json, which has the same keys; then
-the token that the tokenizer's own files name. A build has no config.json: what it says is written into the build's
+generation_config.json comes first, since it says how to run the model; then config.json, which has the same keys; then
+the tokens that the tokenizer's own files name. A build has no config.json, so its ids are added to the build's
 generation_config.json.
 """
 
@@ -19,19 +19,19 @@ TOKENIZER, TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 
 FILES = (GENERATION, CONFIG, TOKENIZER, TOKENS)
 Name = Literal["bos", "eos", "pad"]
-Files = Mapping[str, Mapping[str, Any]]  # by name, what each holds; a file that is not there is left out
+Files = Mapping[str, Mapping[str, Any]]  # the content of each file by its name; missing files are left out
 
 
 class SpecialError(BlockcError):
-    """A file names a token that is none of the model's."""
+    """A file names a token that the model does not have."""
 
 
 def special_ids(
     name: Name, files: Files, number: Callable[[str], int | None], vocab: int | None = None, at: Path = Path()
 ) -> tuple[int, ...]:
-    """The ids of the first file that says them; empty where none does. `number` is a token's id in tokenizer.json.
+    """The ids from the first file that has them; empty where none has. `number` gives a token's id in tokenizer.json.
 
-    `vocab` is how many tokens the model has, where that is known; `at` is where the files lie. Raises SpecialError.
+    `vocab` is the size of the model's vocabulary, if known; `at` is the folder of the files. Raises SpecialError.
     """
     for file in (GENERATION, CONFIG):
         if (said := _config_value(files.get(file, {}), f"{name}_token_id")) is not None:
@@ -61,9 +61,9 @@ def special_token(name: str, held: Mapping[str, Any]) -> str | None:
 def complete_generation(
     generation: Mapping[str, Any], config: Mapping[str, Any], at: Path = Path()
 ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """generation_config.json with what config.json alone says, or None where that is nothing; what to tell of it.
+    """(generation_config.json with the ids that only config.json has, or None where there are none; notes on them.)
 
-    A bos or pad that is no token, as -1 is, is left out: it says that there is none. Raises SpecialError for such eos.
+    A bos or pad that is no token, such as -1, stands for none and is left out. Such an eos raises SpecialError.
     """
     vocab = _config_value(config, "vocab_size")
     vocab = vocab if type(vocab) is int and vocab > 0 else None
@@ -83,7 +83,7 @@ def complete_generation(
 
 
 def _config_value(held: Mapping[str, Any], key: str) -> Any:
-    """Of a config that holds a language model's within it, its own word comes first."""
+    """A key's value; in the config of a larger model, the language model's own config comes second."""
     inner = held.get("text_config")
     return inner.get(key) if held.get(key) is None and isinstance(inner, dict) else held.get(key)
 

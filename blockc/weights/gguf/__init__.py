@@ -1,4 +1,4 @@
-"""GGUF files, through the `gguf` package: tensors, the tokenizer of the metadata, and what it says of the model."""
+"""GGUF files, through the `gguf` package: tensors, and from the metadata the tokenizer and figures of the model."""
 
 from blockc.weights.gguf.metadata import Metadata as Metadata
 from blockc.weights.gguf.reader import GGUF as GGUF

@@ -1,7 +1,7 @@
-"""The figures of a graph that a GGUF file tells of: those of an import, and three more.
+"""The figures of a graph that are compared with a GGUF file: those that an import compares, and three more.
 
-These are which kind of norm an eps is of, whether branches are parallel, and how much of a head is turned, by
-which table. A figure that nothing has is none.
+The three are the kind of norm that an eps belongs to, whether branches are parallel, and how rope rotates a head: its
+width and its table. A figure that no part has is None.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OF_LAYERS = (
 
 @dataclass(frozen=True)
 class Rotation:
-    """How queries and keys are turned: by which table, over how many of a head's coordinates."""
+    """How rope rotates queries and keys: its table, and how many coordinates of a head it rotates."""
 
     table: RotaryTable
     width: int
@@ -70,7 +70,7 @@ def _norm_facts(nodes: Iterable[Node]) -> Iterator[tuple[str, Fact]]:
 
 
 def _branch_facts(layer: Function) -> Iterator[tuple[str, Fact]]:
-    """Whether no MLP of the layer reads what an attention of it gave; nothing where it does not have both."""
+    """Whether no MLP of the layer reads the output of an attention of it; nothing for a layer without both."""
     attentions = {n for n in layer.nodes if isinstance(n.op, Attention)}
     activated = [n for n in layer.nodes if isinstance(n.op, Activation)]
     if attentions and activated:

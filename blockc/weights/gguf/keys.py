@@ -1,4 +1,4 @@
-"""Which keys of a GGUF file's metadata mean what: one data file, gguf/metadata.yaml, read strictly."""
+"""What the keys of a GGUF file's metadata mean: one data file, gguf/metadata.yaml, read strictly."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class MetadataKeys(_StrictModel):
         return any(key in each for each in lists) or self.harmless(key) is not None
 
     def harmless(self, key: str) -> tuple[bool | int, ...] | None:
-        """The values with which a key changes nothing; None where the key is not one of those."""
+        """The values with which a key has no effect; None for a key that is not listed so."""
         for name, values in self.only.items():
             if key == name or (name.endswith(".*") and key.startswith(name[:-1])):
                 return tuple(values)
@@ -76,5 +76,5 @@ def metadata_keys() -> MetadataKeys:
 
 
 def fact_name(fact: str) -> str:
-    """A fact as a message has it: norm.eps, whichever kind of norm."""
+    """The name of a fact in messages: norm.eps for either kind of norm."""
     return re.sub(" of (rms|layer)$", "", fact)

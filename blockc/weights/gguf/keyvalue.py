@@ -1,4 +1,4 @@
-"""One thing that a GGUF file says, beside what a graph has in its stead: as lines of text."""
+"""A key of a GGUF file, compared with the graph: a line of text for each difference."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from blockc.basics.errors import shown
 from blockc.ir import Fact
 from blockc.weights.gguf.keys import fact_name
 
-CLOSE = 1e-6  # a file's float is one of 32 bits
+CLOSE = 1e-6  # a file's floats have 32 bits
 
 
 @dataclass(frozen=True)
 class KeyValue:
-    """A key of the file, and its value: of a list, one for each layer."""
+    """A key of the file and its value; a list has a value for each layer."""
 
     name: str
     value: Any
 
     def differences(self, found: list[frozenset[Fact]], fact: str) -> Iterator[str]:
-        """A line for each way in which the graph differs; `found` has one entry, or one for each layer."""
+        """A line for each difference of the graph; `found` has one entry, or one for each layer."""
         yield from self.differences_at(list(enumerate(found)), fact, len(found))
 
     def differences_at(self, found: Iterable[tuple[int, frozenset[Fact]]], fact: str, layers: int) -> Iterator[str]:
@@ -41,7 +41,7 @@ class KeyValue:
 
 
 def layers_text(at: list[int], layers: int) -> str:
-    """Which layers, where they are not all."""
+    """Which layers, unless they are all."""
     if len(at) == layers:
         return ""
     more = f" and {len(at) - 3} more" if len(at) > 3 else ""

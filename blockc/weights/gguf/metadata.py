@@ -1,7 +1,7 @@
-"""What a GGUF file's metadata says of its model, compared with the graph, as llama.cpp computes it.
+"""Compares the metadata of a GGUF file with the graph, as llama.cpp reads it.
 
-A wrong theta, eps, window or number of heads changes no tensor's name and no shape, so that nothing else would tell.
-What the file leaves to its reader's defaults is not compared; where it says some of a rope's scaling, all of it is.
+A wrong theta, eps, window or number of heads changes no name and no shape of a tensor, so only this check finds it. A
+key that the file lacks is not compared, but a file with any key of rope scaling has all of its scaling compared.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from blockc.weights.gguf.keys import GROUPED, Architecture, MetadataKeys, metada
 from blockc.weights.gguf.keyvalue import KeyValue, layers_text, same_value, value_text
 from blockc.weights.gguf.rope import read_scaling
 
-OF_MLPS = ("activation", "parallel branches")  # a layer without an MLP has neither
-# Keys of a file that say nothing of the function: who made it, its tokenizer, how it lies on the disk.
+OF_MLPS = ("activation", "parallel branches")  # a layer without an MLP has neither of them
+# Keys that do not describe the function: the file's origin, its tokenizer, how it is stored.
 ELSEWHERE = ("general.", "tokenizer.", "split.", "quantize.", "imatrix.", "GGUF.")
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """`factors` are those of the tensor that divides the frequencies of a scaled rope, where the file has one."""
+    """`factors` divide the frequencies of a scaled rope, where the file has a tensor of them."""
 
     architecture: str
     values: Mapping[str, Any]
     factors: tuple[float, ...] | None = None
 
     def find_misfits(self, function: Function, context: int | None = None) -> list[str]:
-        """A line for each thing that the file says and the graph does otherwise, or that nobody understands."""
+        """A line for each key that differs from the graph, or whose effect is not known."""
         return list(_MetadataCheck(self, figures_of(function), context).lines())
 
     @property
     def unknown(self) -> list[str]:
-        """Keys that nothing is known of and that do not sound as if they changed the function."""
+        """Unknown keys whose names do not suggest that they change the function."""
         return [name for name in self._unread if not telling(name)]
 
     def describe_unread(self) -> Iterator[str]:
-        """A line for each key that may change the function and that nothing here reads."""
+        """A line for each key that may change the function and that is not read here."""
         for name in self._unread:
             if telling(name):
                 yield f"unknown: {name} is {value_text(self.values[name])}; no spec is compared with it"
@@ -55,13 +55,13 @@ class Metadata:
 
     @property
     def _own(self) -> dict[str, str]:
-        """By its name in the file, each key of the architecture without that word: of other words no reader knows."""
+        """The keys of the file's architecture by their full name, without its prefix. Readers ignore other prefixes."""
         before = f"{self.architecture}."
         return {name: name.removeprefix(before) for name in self.values if name.startswith(before)}
 
     @property
     def _unread(self) -> list[str]:
-        """What is neither of the file itself nor in a list of known keys."""
+        """Keys that may describe the model and are in no list of known keys."""
         return [
             name
             for name in self.values
@@ -89,7 +89,7 @@ class _MetadataCheck:
         yield from self.check_architecture()
 
     def read(self, key: str) -> KeyValue | None:
-        """What stands under a key, none where 0 means that; None where it is not said."""
+        """A key and its value, which is None where the file writes 0 for none; None where the file lacks the key."""
         name = f"{self.metadata.architecture}.{key}"
         value = self.metadata.values.get(name)
         if value is None:
@@ -114,7 +114,7 @@ class _MetadataCheck:
             yield from one.differences([layer.facts[fact] for layer in self.found.layers], fact)
 
     def check_architecture(self) -> Iterator[str]:
-        """What follows from the architecture, where no key of the file says it."""
+        """Compares what the architecture itself implies and no key of the file states."""
         compared = {**self.known.compared, **self.architecture.compared}
         by_key = {fact for key, fact in compared.items() if self.read(key)} | {*self.architecture.compared.values()}
         for fact, value in {**self.known.facts, **self.architecture.facts}.items():
@@ -153,7 +153,7 @@ class _MetadataCheck:
 
     @cached_property
     def local(self) -> list[bool] | None:
-        """Which layers have a window, where the file or its architecture says it."""
+        """Which layers have a window; None where neither the file nor its architecture says."""
         depth, one = len(self.found.layers), self.read("attention.sliding_window_pattern")
         pattern = self.architecture.every if one is None else one.value
         if not self.read_number("attention.sliding_window"):
@@ -209,7 +209,7 @@ class _MetadataCheck:
                 yield from one.differences(found, "attention.rope.dims")
 
     def check_scaling(self) -> Iterator[str]:
-        """The frequencies themselves, as llama.cpp makes them."""
+        """Compares the frequencies of rope themselves, as llama.cpp computes them."""
         said = {key: one for key in self.known.compared if key.startswith("rope.") and (one := self.read(key))}
         if not said and self.metadata.factors is None:
             return

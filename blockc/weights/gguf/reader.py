@@ -1,4 +1,4 @@
-"""GGUF files, through the `gguf` package: tensors dequantised one at a time, whole or in the parts of a split one."""
+"""GGUF files, whole or split into parts, read through the `gguf` package. Tensors are dequantised one at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class EncodedTensor:
-    """A tensor in blocks of some kind of GGUF: `rows` is its shape in bytes, or in numbers of `stored`."""
+    """A tensor in blocks of one of GGUF's kinds. `rows` is its shape as stored, in numbers of the dtype `stored`."""
 
     path: Path
     offset: int
@@ -56,7 +56,7 @@ class EncodedTensor:
 
 @dataclass(frozen=True)
 class GGUF:
-    """A file, or all parts of one that was split: the metadata of the first."""
+    """A file, or all parts of a split one; the metadata is that of the first part."""
 
     architecture: str
     tensors: Mapping[str, EncodedTensor]
@@ -64,13 +64,13 @@ class GGUF:
 
     @property
     def metadata(self) -> Metadata:
-        """What the file says of the model; where rope is scaled, a tensor holds what divides its frequencies."""
+        """The metadata of the model. Where rope is scaled, a tensor may hold the divisors of its frequencies."""
         scaled = self.tensors.get("rope_freqs.weight")
         factors = None if scaled is None else tuple(scaled.read().reshape(-1).tolist())
         return Metadata(self.architecture, self.values, factors)
 
     def companions(self) -> dict[str, bytes]:
-        """tokenizer.json where the metadata says all of it, the ids of special tokens, and the chat template."""
+        """tokenizer.json if the metadata has all of it, the ids of special tokens, and the chat template."""
         found: dict[str, bytes] = {}
         if ids := generation_config(self.values):
             found[GENERATION] = written(ids)
@@ -93,7 +93,7 @@ class _Part:
 
 
 def is_gguf(path: Path) -> bool:
-    """By its name, or by its first bytes where a file has a name of its own, as in a download cache."""
+    """Whether a file is GGUF: by its suffix, or by its first bytes, since files of a download cache have no suffix."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -101,7 +101,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def find_models(folder: Path) -> list[Path]:
-    """The GGUF models of a folder, of one that is split the first part."""
+    """The GGUF models of a folder; of a split model its first part."""
     found = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
     split = {path: SPLIT.fullmatch(path.name) for path in found}
     whole = {name[1]: path for path, name in reversed(split.items()) if name}
@@ -109,7 +109,7 @@ def find_models(folder: Path) -> list[Path]:
 
 
 def read_gguf(path: Path) -> GGUF:
-    """The header of a GGUF file, or of all parts of one that was split, whichever of them is named.
+    """Reads the header of a GGUF file; for any part of a split file, the headers of all parts.
 
     Raises CheckpointError; ModuleNotFoundError without the `gguf` package.
     """
@@ -171,7 +171,7 @@ def _read_part(path: Path) -> _Part:
 
 
 def _recognise(path: Path) -> None:
-    """Raises CheckpointError saying what the file is, where that is no GGUF file of this byte order."""
+    """Raises CheckpointError for anything but a GGUF file of this byte order, and says what the file is."""
     with path.open("rb") as file:
         head = file.read(HEAD)
     if head[:4] != MAGIC:
@@ -187,7 +187,7 @@ def _recognise(path: Path) -> None:
 
 
 def _make_reader_class(base: Any) -> Any:
-    """The package's reader, for which numbers behind the end of the file are an error: it would count on for ever."""
+    """The package's reader, made to raise ValueError at the end of the file, where it would otherwise never stop."""
 
     class Reader(base):
         def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:

@@ -1,9 +1,9 @@
-"""How llama.cpp turns queries and keys where a rope is scaled, by the keys of a GGUF file.
+"""How llama.cpp computes a scaled rope from the keys of a GGUF file.
 
 f_i' = f_i / ff_i ((1 - m_i) / factor + m_i)       amplitude = attn_factor, with yarn times 1 + 0.1 ln(factor)
 
-m_i is 0 but for yarn, where it goes from 1 to 0 between the pairs that turn beta_fast and beta_slow times within the
-original context; ff are the factors of a tensor. Without a type, a factor is linear.
+m_i is 0, except in yarn: there it falls from 1 to 0 between the pairs that make beta_fast and beta_slow turns within
+the original context. ff are the factors of a tensor, else 1. A factor without a type is linear.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TYPES = ("none", "linear", "yarn")
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """`said` is the text of what the file has."""
+    """The keys of a file that scale rope. `text` names them and their values, for messages."""
 
     text: str
     type: str
@@ -37,7 +37,7 @@ class RopeScaling:
     factors: tuple[float, ...] | None
 
     def differences(self, turned: Rotation, plain: bool) -> Iterator[str]:
-        """A line where the table's frequencies, or its amplitude, are others. `plain` layers are not scaled."""
+        """A line for frequencies of the table that differ, and one for its amplitude. `plain` layers are not scaled."""
         table, pairs = turned.table, turned.width // 2
         if self.factors is not None and len(self.factors) != pairs and not plain:
             yield f"unlike: {self.text} has {len(self.factors)} factors, and the spec's rope {pairs} pairs"
@@ -56,7 +56,7 @@ class RopeScaling:
             yield f"unlike: {self.text} multiplies what rope gives by {value_text(amplitude)}, and {spec}"
 
     def divisors(self, theta: float, width: int) -> Array:
-        """What each pair's frequency is divided by."""
+        """The divisor of each pair's frequency."""
         kept = np.zeros(width // 2)
         if self.type == "yarn":
             first, last = (self._pair(turns, theta, width) for turns in (self.fast, self.slow))
@@ -65,14 +65,14 @@ class RopeScaling:
         return np.array(self.factors or 1.0) / ((1 - kept) / self.factor + kept)
 
     def _pair(self, turns: float, theta: float, width: int) -> float:
-        """The pair that turns so many times within the original context."""
+        """The pair that makes this many turns within the original context."""
         return width * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 
 def read_scaling(
     said: Mapping[str, KeyValue], factors: tuple[float, ...] | None, context: float | None
 ) -> tuple[RopeScaling | None, str]:
-    """(What the file says of its rope's scaling; why that is not understood.) `said` is by key."""
+    """(The scaling of rope in the file, or None; why that is not read.) `said` has the file's keys."""
     kind = said["rope.scaling.type"].value if "rope.scaling.type" in said else "linear"
     if kind not in TYPES:
         return None, f"not read: {said['rope.scaling.type'].name} is {value_text(kind)}, expected {', '.join(TYPES)}"
@@ -97,7 +97,7 @@ def read_scaling(
 
 
 def _scaling_text(said: Mapping[str, KeyValue], factors: tuple[float, ...] | None) -> str:
-    """The keys that say how a rope is scaled, and their values."""
+    """The keys that scale rope, with their values."""
     keys = [key for key in said if key in FACTORS or (key.startswith(AT) and said[key].value != "none")]
     parts = ["rope_freqs.weight"] if factors is not None else []
     parts += [f"{said[key].name} {value_text(said[key].value)}" for key in keys]
@@ -105,7 +105,7 @@ def _scaling_text(said: Mapping[str, KeyValue], factors: tuple[float, ...] | Non
 
 
 def _range_text(values: Array, i: int) -> str:
-    """Of several numbers the least and the largest, and one of them."""
+    """One number where all are equal; else the least, the largest and the one at i."""
     if np.allclose(values, values[0]):
         return value_text(float(values[0]))
     return f"{values.min():.4g} to {values.max():.4g} (by {values[i]:.5g} at pair {i})"

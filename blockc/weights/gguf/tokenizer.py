@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file's metadata says, as the files that the `tokenizers` package and runtimes read."""
+"""The tokenizer in a GGUF file's metadata, as the files that the `tokenizers` package and runtimes read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def generation_config(metadata: Mapping[str, Any]) -> dict[str, int | list[int]]:
-    """The ids of special tokens, as generation_config.json has them: two eos where a turn has an end of its own."""
+    """The ids of special tokens for generation_config.json; two eos where a token ends a turn as well."""
     bos, eos, eot, pad = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "padding"))
     ends = list(dict.fromkeys(i for i in (eos, eot) if i is not None))
     said = {"bos_token_id": bos, "eos_token_id": ends[0] if len(ends) == 1 else ends or None, "pad_token_id": pad}
@@ -17,12 +17,12 @@ def generation_config(metadata: Mapping[str, Any]) -> dict[str, int | list[int]]
 
 @dataclass(frozen=True)
 class _Split:
-    """How a pre-tokenizer splits text, and what goes with it: `normal` before, `whole` words that skip the merges."""
+    """A pre-tokenizer's steps. `normal` is the normaliser; with `whole`, words in the vocabulary skip the merges."""
 
     steps: tuple[dict[str, Any], ...]
     normal: str | None = None
     whole: bool = False
-    bos: bool = False  # where the metadata does not say
+    bos: bool = False  # the default of add_bos_token
 
 
 def _split_bytes(split: bool) -> dict[str, Any]:
@@ -37,8 +37,8 @@ def _split_regex(numbers: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-# Of the byte-level BPE, which GGUF calls gpt2, by pre-tokenizer: as llama.cpp and the tokenizer.json of the model have
-# it. What is not here is left out.
+# The pre-tokenizers of byte-level BPE by their GGUF names, as in llama.cpp and in the models' tokenizer.json. A file
+# with another one gets no tokenizer.json.
 _GPT2 = _Split((_split_bytes(split=True),))
 _LLAMA3 = _Split((_split_regex(r"\p{N}{1,3}"), _split_bytes(split=False)), whole=True, bos=True)
 _SPLITS: dict[object, _Split] = {
@@ -55,7 +55,7 @@ _NORMAL, _CONTROL, _USER = 1, 3, 4
 
 
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A byte-level BPE as the `tokenizers` package has it, or None where the metadata does not say all of it."""
+    """A byte-level BPE as the `tokenizers` package reads it, or None where the metadata lacks some of it."""
     said = {name.removeprefix("tokenizer.ggml."): value for name, value in metadata.items()}
     split = _SPLITS.get(said.get("pre")) if said.get("model") == _BYTE_LEVEL else None
     tokens, kinds, merges = (said.get(name) for name in ("tokens", "token_type", "merges"))
@@ -90,7 +90,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _prepend_token(token: str, number: int) -> dict[str, Any]:
-    """The token before every text."""
+    """A post-processor that puts a token before every text."""
     bos = {"SpecialToken": {"id": token, "type_id": 0}}
     texts = [{"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB")]
     return {
