@@ -1,1 +1,1 @@
-"""Graph to text or ONNX. An emitter never reads the spec."""
+"""Emitters: from a graph to model.py or model.onnx. An emitter never reads the spec."""

@@ -1,4 +1,4 @@
-"""A function's nodes as the statements of a forward, and what each value is called in them."""
+"""The nodes of a function as statements of a forward method, and the name of each value there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STREAM, LOGITS = "x", "logits"
 _AT_ONCE = ((SplitHeads, Linear), (Linear, MergeHeads))
 
 
-# What a method's text may call: no value takes these names.
+# Names that the text of a method uses itself: no value gets one of them.
 _RESERVED = {
     "self", "torch", "nn", "F", "x", "i", "layer", "layers", "past", "pasts", "present", "use_cache", "unmasked",
     "logits", "loss", "batch", "tokens", "labels", "checkpoint_layers", "logits_to_keep", "cached",
@@ -36,7 +36,7 @@ _RESERVED = {
 
 
 class Body:
-    """A function's statements."""
+    """The statements of a function's forward, and the names of its values."""
 
     def __init__(self, function: Function, plan: ModulePlan) -> None:
         self.function, self.plan, self.root = function, plan, function is plan.root
@@ -75,7 +75,7 @@ class Body:
             )
 
     def _root_statements(self, items: Sequence[Node | tuple[Node, ...]]) -> Iterator[Statement]:
-        """Where the new tokens stand comes first: position_ids are by default counted from it."""
+        """The root's statements. The new tokens' positions come first, since position_ids default to them."""
         reads = any(v.node.name == POSITIONS for n in self.function.nodes for v in n.inputs)
         at = next((n for n in self.function.nodes if isinstance(n.op, QueryPositions)), None)
         if reads:
@@ -121,11 +121,11 @@ class Body:
 
     @property
     def keeps(self) -> bool:
-        """Whether a caller may want the last logits alone: of a model that goes on from them."""
+        """Whether a caller may ask for the last logits alone: only of a model with a cache."""
         return bool(self.kept and self.pasts)
 
     def _name_targets(self, n: Node) -> list[str]:
-        """A stream is x, and logits are logits; every other value is called what its node is."""
+        """Names a node's outputs: a stream is x, logits are logits, any other value has its node's name."""
         for values, name in ((self.streams, STREAM), ({k[0] for k in self.kept}, LOGITS)):
             if n[0] in values:
                 self.names[n[0]] = name
@@ -134,7 +134,7 @@ class Body:
         return [self._bind(n[i], wish) for i, wish in enumerate(wishes)]
 
     def _streams(self) -> set[Value]:
-        """What goes into the first layer and what is made of the last one's, as long as nothing else is read."""
+        """Values named x: the first layer's input, and the last layer's output with each value that follows from it."""
         if not self.layers:
             return set()
         first = self.layers[0]
@@ -156,7 +156,7 @@ class Body:
     # calls
 
     def _call(self, n: Node) -> Assign:
-        """Of a part of a layer."""
+        """The call of a layer's part."""
         function = called(n)
         pasts = [v for v in n.inputs if v in self.pasts]
         arguments = [self[v] for v in n.inputs if v not in pasts]
@@ -181,7 +181,7 @@ class Body:
         return given if self.plan.carried else f"past and {given}"
 
     def _bind_states(self, n: Node, function: Function, name: str) -> list[str]:
-        """What a call gives beside its first output: its states as one, or each by itself where layers lend them."""
+        """Names the outputs of a call after the first: its states as a tuple, or each alone where layers lend them."""
         if not self.plan.takes_use_cache(function):
             return [self._bind(n[i], wish) for i, wish in enumerate(function.output_names[1:], 1)]
         self.presents[n] = name
@@ -189,7 +189,7 @@ class Body:
         return [name]
 
     def _layer_call(self, n: Node) -> LayerCall:
-        """A layer that stands by itself."""
+        """The call of a layer outside of any loop."""
         function, path = called(n), n.name.replace(".", "_")
         arguments = [self[v] for v in n.inputs if v not in self.pasts]
         present, targets = "", [self._bind(n[0], path)]
@@ -207,7 +207,7 @@ class Body:
         return LayerCall(target, fit(target, text, comment), present, comment)
 
     def _present_text(self, n: Node, targets: Sequence[str]) -> str:
-        """Those of a call's targets that its past will be, in that order; nothing where it has none."""
+        """The tuple of a call's targets that are states; empty where it has none."""
         states = [targets[value.index] for _, value in self.function.outputs[1:] if value.node is n]
         return _tuple_text(states) if states else ""
 
@@ -251,7 +251,7 @@ class Body:
         )
 
     def _column_of(self, calls: Sequence[Node], name: str) -> list[str]:
-        """What each layer is given for this input; one that has none of its own gets a neighbour's."""
+        """Each layer's argument for this input; a layer without such an input gets a neighbour's argument."""
         found: list[str | None] = []
         for call in calls:
             own = next((i for i, n in enumerate(called(call).inputs) if n.name == name), None)
@@ -284,7 +284,7 @@ class Body:
 
 
 def _find_logits_nodes(root: Function) -> Iterator[Node]:
-    """The matrix that makes the logits, and what is done to them after it."""
+    """The nodes that make the logits: the head's matrix and whatever follows it."""
     value, found = root.output(LOGITS), list[Node]()
     while True:
         found.insert(0, value.node)
@@ -296,7 +296,7 @@ def _find_logits_nodes(root: Function) -> Iterator[Node]:
 
 
 def _find_inlined(function: Function) -> dict[Node, Node]:
-    """Nodes whose operand is written where it is read: a matrix at once split into heads, heads joined for a matrix."""
+    """Nodes whose operand is written inside their expression: a linear split into heads, merged heads in a linear."""
     readers: dict[Value, list[Node]] = {}
     for n in function.nodes:
         for value in n.inputs:
@@ -316,7 +316,7 @@ def _stream_index(function: Function) -> int:
 
 
 def _slice_text(calls: Sequence[Node], every: Sequence[Node]) -> str:
-    """Which of all these the calls are: nothing to say where they are all."""
+    """The slice of `every` that the calls are; empty where they are all."""
     start = list(every).index(calls[0])
     return "" if len(calls) == len(every) else f"[{start}:{start + len(calls)}]"
 

@@ -1,4 +1,4 @@
-"""Initialisers that lie in a file beside the model, and what a model that is read says of itself."""
+"""Initialisers in a file beside the model, and facts of a model.onnx that is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPES = {one.safetensors: one.onnx for one in _NUMBERS} | {"F64": onnx.TensorPr
 
 
 def external_tensors(references: Mapping[str, Reference]) -> dict[str, onnx.TensorProto]:
-    """By path, as `emit` takes them. No file is opened."""
+    """References as external initialisers, by path, as `emit_onnx` takes them. No file is opened."""
     return {path: _make_tensor(path, reference) for path, reference in references.items()}
 
 
@@ -28,13 +28,13 @@ def _make_tensor(name: str, reference: Reference) -> onnx.TensorProto:
 
 
 def locations_of(model: bytes) -> set[str]:
-    """The files that a model names, in whatever corner of it."""
+    """The external files that any tensor of a model names."""
     tensors = _find_tensors(onnx.load_from_string(model))
     return {e.value for t in tensors for e in t.external_data if e.key == "location"}
 
 
 def initialisers_in(model: bytes, location: str) -> frozenset[str]:
-    """The initialisers that lie in a file."""
+    """The names of the initialisers in an external file."""
     tensors = onnx.load_from_string(model).graph.initializer
     return frozenset(
         t.name for t in tensors if any(e.key == "location" and e.value == location for e in t.external_data)
@@ -46,13 +46,13 @@ def metadata_of(model: bytes) -> dict[str, str]:
 
 
 def signature_of(model: bytes) -> tuple[list[bytes], list[bytes]]:
-    """What a model takes and gives: names, types and shapes."""
+    """(The inputs; the outputs) of a model, each with name, type and shape."""
     graph = onnx.load_from_string(model).graph
     return [v.SerializeToString() for v in graph.input], [v.SerializeToString() for v in graph.output]
 
 
 def operators_of(model: bytes) -> list[tuple[str, str]]:
-    """Of its nodes, in order."""
+    """(Domain, operator) of each node, in order."""
     return [(n.domain, n.op_type) for n in onnx.load_from_string(model).graph.node]
 
 

@@ -1,4 +1,4 @@
-"""Layers of several kinds as one loop: which classes they need, and which layer is of which."""
+"""Layers of several kinds in one loop: which classes they need, and the class of each layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from blockc.ir import Function, Node, Value, called, is_call, is_past, layers, p
 
 @dataclass(frozen=True)
 class Switch:
-    """An argument of the constructors of some classes: where it is false, some of their nodes are left out.
+    """A constructor argument of some classes; where it is false, some of their nodes are skipped.
 
-    `skipped` has every function that takes the argument, with those of its own nodes that are left out.
+    `skipped` has every function that takes the argument, with the names of its skipped nodes.
     """
 
     word: str
@@ -24,10 +24,10 @@ class Switch:
 class Kinds:
     """The classes of a root's layers.
 
-    uniform   all layers follow one another in one list, with one signature: one loop runs them
-    classes   each layer's function -> the function that its class is made of
-    off       the functions that are their class without what its switch is for
-    inputs    what every layer takes where they are uniform, the stream first
+    uniform   all layers are in one list and have one signature, so that one loop runs them
+    classes   each layer's function -> the function from which its class is made
+    off       the functions for which the switch of their class is false
+    inputs    the inputs of every layer where they are uniform, the stream first
     """
 
     uniform: bool = False
@@ -37,7 +37,7 @@ class Kinds:
     inputs: tuple[str, ...] = ()
 
     def switch_of(self, function: Function) -> Switch | None:
-        """That a class takes: a layer's own, or a part's by way of its layer."""
+        """The switch that a class takes: a layer's own, or one that a layer hands to its part."""
         return next((switch for switch in self.switches.values() if function in switch.skipped), None)
 
 
@@ -60,7 +60,7 @@ def _size_of(function: Function) -> int:
 
 
 def _place(found: Kinds, function: Function) -> None:
-    """In a class that has a switch for the difference, or in one of its own."""
+    """Gives a function a class: a larger one with a switch for the difference, or one of its own."""
     for larger in dict.fromkeys(found.classes.values()):
         skipped = _find_skipped(larger, function)
         known = found.switches.get(larger)
@@ -75,7 +75,7 @@ def _place(found: Kinds, function: Function) -> None:
 
 
 def _is_uniform(root: Function, calls: Sequence[Node]) -> bool:
-    """Each layer reads the stream of the one before, nobody else reads what it gives, and all hold alike states."""
+    """Whether each layer reads the stream of the one before, lends nothing, and has states of the same kind."""
     if not calls or any("." not in call.name for call in calls):
         return False
     lent = {value.node for n in root.nodes for value in n.inputs if value.index and is_call(value.node)}
@@ -100,7 +100,7 @@ def _pasts(function: Function) -> tuple[str, ...]:
 
 
 def _find_skipped(larger: Function, smaller: Function) -> dict[Function, frozenset[str]] | None:
-    """The nodes that `larger` would have to leave out to be `smaller`; None where that is not all."""
+    """The nodes that `larger` must skip to be `smaller`; None where skipping nodes is not enough."""
     if larger is smaller:
         return {}
     inputs = {n.name: n[0] for n in larger.inputs}
@@ -135,7 +135,7 @@ def _is_alike(
     through: dict[Value, Value],
     found: dict[Function, frozenset[str]],
 ) -> bool:
-    """Whether both do the same with the same, or call what does so but for what is left out."""
+    """Whether two nodes are the same op on the same operands, or call functions that differ only in skipped nodes."""
     if is_call(n) != is_call(other) or n.params != other.params:
         return False
     if not is_call(n):
@@ -151,14 +151,14 @@ def _is_alike(
 
 
 def choice_text(column: Sequence[str]) -> str:
-    """What stands in a column at i, as an expression."""
+    """An expression in i for the entry of a column."""
     counts = {text: column.count(text) for text in dict.fromkeys(column)}
     *rare, common = sorted(counts, key=lambda text: counts[text])
     return "".join(f"{text} if {condition_text([each == text for each in column])} else " for text in rare) + common
 
 
 def condition_text(flags: Sequence[bool]) -> str:
-    """For which i a flag holds."""
+    """A condition on i that is true where the flag is."""
     length = period(tuple(flags))
     holds = [i for i in range(length) if flags[i]]
     fails = [i for i in range(length) if not flags[i]]

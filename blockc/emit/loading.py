@@ -1,4 +1,4 @@
-"""How model.py reads a checkpoint: the spec's layout as the tables that a template prints."""
+"""How model.py reads a checkpoint: the spec's layout as tables that a template prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blockc.weights.rules import Pattern, Patterns, group_sizes, patterns
 
 @dataclass(frozen=True)
 class Loading:
-    """`read` is the helper that puts the tensors under the model's names, `table` what stands above it for that."""
+    """`read` is the helper that renames tensors to the model's names; `table` is the template of its table."""
 
     read: str
     table: str
@@ -24,18 +24,18 @@ class Loading:
     ignored: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     layers: int = 1
-    integers: bool = False  # whether some of what is read are no floats, which stay as they are
+    integers: bool = False  # whether some tensors are integers, which keep their type
     template: str = "torch/load.j2"
 
     @property
     def unprefixed(self) -> tuple[str, ...]:
-        """The names that never bear the prefix."""
+        """The names that never have the prefix."""
         names = (pattern.name for pattern in self.names)
         return tuple(name for name in (*names, *self.tied) if not name.startswith(self.prefixes))
 
 
 def plan_loading(checkpoint: str | None, function: Function) -> Loading:
-    """For the layout named `checkpoint`. Raises LayoutError where that does not fit the function's parameters."""
+    """The tables for the layout named `checkpoint`. Raises LayoutError where it does not fit the function."""
     integers = any(param.dtype in INTEGERS for param in parameters(function).values())
     if checkpoint is None:
         tied = dict(ties_of(function))
@@ -64,7 +64,7 @@ def plan_loading(checkpoint: str | None, function: Function) -> Loading:
 
 
 def ties_of(root: Function) -> Iterator[tuple[str, str]]:
-    """head.weight, embedding.weight: wherever a node holds a parameter of another's name."""
+    """Pairs such as (head.weight, embedding.weight): a node's own name of a parameter, and the one it is tied to."""
     for n in root.nodes:
         for held, owned in zip(n.params, n.op.params(), strict=True):
             if held.name != f"{n.name}.{owned.name}":
@@ -72,7 +72,7 @@ def ties_of(root: Function) -> Iterator[tuple[str, str]]:
 
 
 def _expand_rows(held: Patterns, depth: int) -> Iterator[Pattern]:
-    """A pattern that holds for some layers only is printed layer by layer."""
+    """The patterns as rows of the table; a pattern for some layers only becomes a row for each of them."""
     for p in held:
         if len(p.layers) in (0, depth):
             yield p

@@ -1,6 +1,7 @@
 """Functions to ONNX: the inlined graph, node by node, in the ai.onnx operators of one opset.
 
-Built directly, never traced: no torch is needed and no weight is touched, so a graph of any size takes milliseconds.
+The graph is built directly, not traced. That needs no torch and reads no weight, so a graph of any size takes
+milliseconds.
 """
 
 from __future__ import annotations
@@ -56,11 +57,10 @@ def emit_onnx(
 ) -> onnx.ModelProto:
     """The model of an inlined function, in one float type.
 
-    Without weights its parameters are graph inputs after the runtime ones; with them they are initialisers, in memory
-    or in a file beside the model; one of another type than the graph has it in is cast where it enters. `metadata` goes
-    into the file, so it holds neither paths nor dates. `swaps` are lowerings of another dialect, in place of an op's
-    own. Without an opset it is the lowest from the usual one on that has all operators: runtimes know the earlier ones
-    better.
+    Without weights, parameters are graph inputs after the runtime's; with them, they are initialisers in the model or
+    in a file beside it. A parameter stored in another type is cast. `metadata` goes into the file, so it has no paths
+    or dates. `swaps` are lowerings that replace those of ops. `opset` is by default the usual one, or the lowest later
+    one that has all operators, since runtimes support earlier opsets better.
     """
     opset = opset or max((USUAL, *(n.op.since for n in function.nodes)))
     emitter = _Emitter(function, weights, dtype, swaps or {}, opset)
@@ -89,7 +89,7 @@ def serialise(model: onnx.ModelProto) -> bytes:
 
 
 def embed_arrays(weights: Mapping[str, Array], dtype: floats.Dtype = "fp32") -> dict[str, TensorProto]:
-    """Arrays as initialisers that are written into the model itself, floats in one type, integers as they are."""
+    """Arrays as initialisers inside the model: floats in one type, integers in their own."""
     as_numpy = helper.tensor_dtype_to_np_dtype(floats.FLOATS[dtype].onnx)
     return {path: _make_tensor(a.astype(as_numpy) if a.dtype.kind == "f" else a, path) for path, a in weights.items()}
 
@@ -100,7 +100,7 @@ def _make_tensor(array: Array, name: str) -> TensorProto:
 
 @dataclass(eq=False)
 class _Value:
-    """A value, which may be renamed until the graph is made. `type` is the number that onnx has for it; 0: not said."""
+    """A value, which may be renamed until the graph is made. `type` is onnx's number of it; 0: unknown."""
 
     name: str
     type: int = 0
@@ -134,9 +134,9 @@ def _size_text(size: Dim) -> int | str:
 
 
 def count_operators(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], Swap]) -> Counter[str]:
-    """How many operators each node of an inlined function becomes, by the node's name."""
+    """The number of operators that each node of an inlined function becomes, by the node's name."""
     nodes: Counter[str] = Counter()
-    known: dict[tuple[Op, int, int], int] = {}  # equal nodes of equal layers become as many
+    known: dict[tuple[Op, int, int], int] = {}  # equal nodes have equal counts
     for n in function.nodes:
         key = (n.op, len(n.inputs), len(n.params))
         if key not in known:
@@ -148,15 +148,15 @@ def count_operators(function: Function, dtype: floats.Dtype, swaps: Mapping[type
 
 
 def _lower(n: Node, builder: OnnxBuilder, swaps: Mapping[type[Op], Swap]) -> None:
-    """The node through a builder that makes nothing."""
+    """Lowers a node with a builder that makes nothing."""
     lower = swaps.get(type(n.op), type(n.op).onnx)
     lower(n.op, builder, tuple(None for _ in n.inputs), tuple(None for _ in n.params))
 
 
 class _CountingBuilder:
-    """A builder that makes nothing and counts."""
+    """A builder that makes nothing and counts operators."""
 
-    opset = OPSETS.start  # as many nodes in any for which a rule is asked
+    opset = OPSETS.start  # the count is the same in every opset
 
     def __init__(self, dtype: floats.Dtype) -> None:
         self.nodes, self.casts = 0, int(dtype != "fp32")
@@ -180,7 +180,7 @@ class _CountingBuilder:
 
 
 def find_lost(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], Swap]) -> Iterator[tuple[Node, float]]:
-    """The numbers of a function that a float type holds as 0 or as infinity, and the nodes that have them."""
+    """The constants of a function that become 0 or infinity in a float type, each with its node."""
     known: dict[tuple[Op, int, int], list[float]] = {}
     for n in function.nodes:
         key = (n.op, len(n.inputs), len(n.params))
@@ -192,7 +192,7 @@ def find_lost(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], 
 
 
 class _RangeBuilder(_CountingBuilder):
-    """A builder that makes nothing and looks at numbers."""
+    """A builder that makes nothing and notes constants outside of a float type's range."""
 
     def __init__(self, dtype: floats.Dtype) -> None:
         super().__init__(dtype)
@@ -235,7 +235,7 @@ class _Emitter:
         self.inputs = [self._input(n) for n in function.inputs]
         self.params: dict[str, _Value] = {}
         self.owned: list[TensorProto] = []
-        self.apart: dict[str, TensorProto] = {}  # stored as the graph has them, and outside of it
+        self.apart: dict[str, TensorProto] = {}  # in the graph's own type, in a file beside it
         self.read: set[str] = set()
         for path, param in parameters(function).items():
             own = self.types[param.dtype]
@@ -257,7 +257,7 @@ class _Emitter:
         return [*self.owned, *self.builder.constants.values()]
 
     def inner(self, outputs: Iterable[_Value]) -> Iterable[_Value]:
-        """Values whose types are said: those of the function, but for what goes in and comes out."""
+        """Values with known types: those of the function, except inputs and outputs."""
         ends = {id(value) for value in (*self.inputs, *outputs)}
         return (value for n in self.builder.nodes for value in n.outputs if value.type and id(value) not in ends)
 
@@ -277,9 +277,9 @@ class _Emitter:
             self.values[n[i]] = result
 
     def _param(self, n: Node, path: str) -> _Value:
-        """A tied parameter that lies outside of the graph is an initialiser for each node that reads it.
+        """A tied parameter in a file beside the graph becomes an initialiser for each node that reads it.
 
-        They are the same bytes. A runtime rearranges a matrix for its products only where nothing else reads it.
+        All of them point to the same bytes. A runtime prepacks a matrix only if nothing else reads it.
         """
         if path not in self.read or path not in self.apart:
             self.read.add(path)
@@ -291,14 +291,14 @@ class _Emitter:
         return _Value(again.name, again.data_type, tuple(again.dims))
 
     def outputs(self) -> list[_Value]:
-        """What comes out, named as such from here on."""
+        """The graph's outputs, renamed to the function's output names."""
         for name, value in self.function.outputs:
             self.values[value].name = name
         return [self.values[value] for _, value in self.function.outputs]
 
 
 class _GraphBuilder:
-    """What an op's ONNX rule receives. Nodes are named after the path of the node that is being lowered."""
+    """The builder that an op's ONNX rule receives. It names nodes after the path of the node being lowered."""
 
     def __init__(self, float_type: int, opset: int) -> None:
         self.float, self.opset = float_type, opset

@@ -1,4 +1,4 @@
-"""What is decided of a whole model.py before any of its functions is written."""
+"""Decisions about a whole model.py that are made before any of its functions is written."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from blockc.ir import Function, Input, Node, Value, called, is_call, is_past
 
 @dataclass
 class ModulePlan:
-    """The answers to what more than one function must agree on.
+    """What several functions must agree on.
 
-    carried  some states are of one size: there is always a past, which begins as zeros
-    lends    some layers read what others give: these give it always
-    absent   what None means for an input of a function that takes a mask or None
+    carried  some states have one size, so there is always a past, which starts as zeros
+    lends    some layers read the states of others, which therefore always return them
+    absent   the meaning of None for each input that takes a mask or None
     """
 
     root: Function
@@ -29,7 +29,7 @@ class ModulePlan:
         return any(is_past(n) for n in function.inputs)
 
     def takes_use_cache(self, function: Function) -> bool:
-        """Whether it is told if its states are wanted."""
+        """Whether its forward has the argument use_cache."""
         return self.has_past(function) and not self.lends
 
 
@@ -45,7 +45,7 @@ def plan_module(root: Function, helpers: Sequence[str]) -> ModulePlan:
 
 
 def _pair_functions(function: Function, larger: Function) -> Iterator[tuple[Function, Function]]:
-    """A layer's function and that of its class, and so for their parts."""
+    """Pairs of a layer's function with that of its class, and of their parts likewise."""
     yield function, larger
     named = {n.name: n for n in larger.nodes}
     for n in function.nodes:
@@ -59,7 +59,7 @@ def _grows(past: Node) -> bool:
 
 
 def _find_absent(root: Function) -> dict[tuple[Function, str], str]:
-    """Masks that need not be made, in the functions that take them: nobody reads them but who can do without."""
+    """Masks that may be None, with the meaning of None: every node that reads one can do without it."""
     made = {n[0]: n.op.absent() for n in root.nodes if n.op.absent()}
     if len(set(made.values())) > 1:
         return {}
@@ -72,7 +72,7 @@ def _find_absent(root: Function) -> dict[tuple[Function, str], str]:
 
 
 def _find_takers(function: Function, value: Value) -> list[tuple[Function, str]] | None:
-    """The inputs of functions that this value reaches; None where anybody needs it."""
+    """The inputs of functions that this value reaches; None where some node needs the value."""
     found: list[tuple[Function, str]] = []
     for n in function.nodes:
         for i, operand in enumerate(n.inputs):

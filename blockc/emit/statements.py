@@ -1,4 +1,4 @@
-"""The statements of a forward as the templates print them, laid out as a formatter would."""
+"""The statements of a forward for the templates, with line breaks where a formatter puts them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Assign:
 
 @dataclass(frozen=True)
 class Default:
-    """What position_ids are where they are not given."""
+    """The default of position_ids."""
 
     expression: str
     kind: str = field(default="default", init=False)
@@ -30,7 +30,7 @@ class Default:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One layer by itself; `present` is what it gives to the cache, if anything."""
+    """One layer outside of a loop; `present` is what it adds to the cache, if anything."""
 
     target: str
     expression: str
@@ -41,9 +41,9 @@ class LayerCall:
 
 @dataclass(frozen=True)
 class LayerLoop:
-    """Layers one after another. What is not the same for all is chosen by their number, i."""
+    """A loop over layers. Arguments that differ between them are chosen by the layer's number, i."""
 
-    start: str  # of the stream, where it is called something else
+    start: str  # the stream before the loop, where it has another name
     layers: str
     pasts: str
     names: str
@@ -68,7 +68,7 @@ def fit(target: str, text: str, comment: str) -> str:
 
 
 def _break_line(text: str, room: int) -> str:
-    """A call that is too long for its line has its arguments in one of their own, or each in one."""
+    """Breaks a call that is too long: its arguments go on a line of their own, or on a line each."""
     head, _, rest = text.partition("(")
     if len(text) <= room or "\n" in text or not re.fullmatch(r"[\w.\[\]]+", head) or not rest.endswith(")"):
         return text
@@ -82,7 +82,7 @@ def _break_line(text: str, room: int) -> str:
 
 
 def _split_arguments(text: str) -> list[str] | None:
-    """The arguments of one call; nothing where the text goes on behind it."""
+    """The arguments of one call; None where the text does not end with it."""
     found, depth = [""], 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")
@@ -96,5 +96,5 @@ def _split_arguments(text: str) -> list[str] | None:
 
 
 def is_laid_by_hand(text: str) -> bool:
-    """Whether it has a list of several entries a line, which a formatter would tear apart."""
+    """Whether a list has several entries on a line, which a formatter would separate."""
     return re.search(r"\[\n +\S+, \S", text) is not None

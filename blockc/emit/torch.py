@@ -1,7 +1,7 @@
-"""Functions to model.py: one class a function, the root's first.
+"""Functions to model.py: a class for each function.
 
-Everything Python stands in the templates, in the helper files that they copy, or in an op's one expression; here the
-graph is only put in order for them.
+The Python text is in the templates, in the helper files that they copy, and in each op's expression. This module only
+arranges the graph for them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from blockc.ops import Linear
 
 @dataclass(frozen=True)
 class Declaration:
-    """self.name = text, or where it is `listed` the comprehension of a list of layers."""
+    """self.name = text; where `listed`, the text is a comprehension over layers."""
 
     name: str
     text: str
@@ -56,7 +56,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Class:
-    """`switch` is an argument of its constructor, which it keeps where `keeps` says so."""
+    """A class of model.py. `switch` is an argument of its constructor; with `keeps` it is stored on self."""
 
     name: str
     doc: str
@@ -70,21 +70,21 @@ class Class:
 
     @property
     def signature(self) -> str:
-        """forward's arguments in one line, if there is room for them beside the rest."""
+        """forward's arguments, if the whole signature fits on one line; else empty."""
         line = ", ".join(["self", *(f"{each.name}: {each.type}" for each in self.arguments)])
         around = 22  # what stands beside both
         return line if around + len(line + self.result) <= LINE else ""
 
     @property
     def indented(self) -> str:
-        """In a line of their own, if they fit there."""
+        """forward's arguments, if they fit on a line of their own; else empty."""
         line = ", ".join(["self", *(f"{each.name}: {each.type}" for each in self.arguments)])
         return line if len(" " * 8 + line) <= LINE else ""
 
 
 @dataclass(frozen=True)
 class ComputedConstant:
-    """What the model computes once and keeps beside its parameters."""
+    """A tensor that the model computes once and keeps beside its parameters."""
 
     name: str
     text: str
@@ -92,7 +92,7 @@ class ComputedConstant:
 
 @dataclass(frozen=True)
 class Zeros:
-    """The states before the first call, where some are of one size: each layer's shapes, and how often they follow."""
+    """The states before the first call, where some have one size: shapes by layer, and how often they repeat."""
 
     period: tuple[str, ...]
     times: int
@@ -100,7 +100,7 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Initialisation:
-    """How an untrained model starts: which matrices write to the stream, how many of them; whether there are biases."""
+    """How a new model is initialised: the matrices that write to the stream, their number, whether there are biases."""
 
     std: float
     writers: tuple[str, ...]
@@ -110,7 +110,7 @@ class Initialisation:
 
 @dataclass(frozen=True)
 class Imports:
-    """Of the standard library: whole modules, and names by module."""
+    """Imports of the standard library: whole modules, and names by module."""
 
     whole: tuple[str, ...]
     parts: tuple[tuple[str, tuple[str, ...]], ...]
@@ -178,7 +178,7 @@ def _reads(root: Function, name: str) -> bool:
 
 
 def _find_classes(whole: ModulePlan) -> Iterator[Function]:
-    """The functions that become classes, each after those that it calls."""
+    """The functions that become classes, each after the functions that it calls."""
     seen: set[Function] = set()
 
     def walk(function: Function) -> Iterator[Function]:
@@ -217,7 +217,7 @@ def _make_class(function: Function, whole: ModulePlan) -> Class:
 
 
 def _make_arguments(function: Function, whole: ModulePlan) -> Iterator[Argument]:
-    """A layer takes what every layer does, where they are of one signature."""
+    """The arguments of forward. Where layers are uniform, each takes the inputs of all."""
     own = [n.name for n in function.inputs if not is_past(n)]
     layer = whole.kinds.uniform and function in whole.kinds.classes.values()
     absent = {name for f, name in whole.absent if not layer or f in whole.kinds.classes}
@@ -231,7 +231,7 @@ def _make_arguments(function: Function, whole: ModulePlan) -> Iterator[Argument]
 
 
 def _make_declarations(function: Function, whole: ModulePlan) -> Iterator[Declaration]:
-    """What __init__ makes: modules in the order of use, layers as one list."""
+    """The modules that __init__ makes, in order of use; layers as one list."""
     listed: set[str] = set()
     for n in function.nodes:
         prefix = n.name.rpartition(".")[0]
@@ -277,14 +277,14 @@ def _make_zeros(root: Function, serves: Contract) -> Zeros:
 
 
 def _states_by_layer(root: Function, serves: Contract) -> list[list[Held]]:
-    """The states of each layer that has some."""
+    """The states of each layer that has any."""
     known = {held.past: held for held in serves.held}
     groups = ([known[v.node.name] for v in n.inputs if is_past(v.node)] for n in root.nodes)
     return [group for group in groups if group]
 
 
 def _length_text(groups: Sequence[Sequence[Held]]) -> str:
-    """How many tokens a cache holds, read off the first state that grows; nothing where none does."""
+    """An expression for the number of tokens in a cache, from the first state that grows; empty where none does."""
     for i, group in enumerate(groups):
         for j, held in enumerate(group):
             if held.grows is not None:
@@ -297,7 +297,7 @@ def _tuple_text(items: Sequence[str]) -> str:
 
 
 def _make_initialisation(function: Function, std: float) -> Initialisation:
-    """Read off the graph: the matrices that write to the stream, how many they are."""
+    """Finds in the graph the matrices that write to the stream."""
     calls = [called(n) for n in function.nodes if is_call(n)]
     writers = [n for layer in calls for call in layer.nodes if is_call(call) for n in _find_writers(called(call))]
     biases = any(isinstance(n.op, Linear) and n.op.bias for f in functions(function) for n in f.nodes)
@@ -311,7 +311,7 @@ def _find_writers(function: Function) -> Iterator[Node]:
 
 
 def _order_helpers(function: Function, more: Iterable[str]) -> list[str]:
-    """Each helper once, in the order of first use, after those that it is written with."""
+    """Each helper once, in order of first use, after the helpers that it uses."""
     used = (helper for f in functions(function) for n in f.nodes for helper in n.op.helpers)
     order: dict[str, None] = {}
     for helper in (*used, *more):
@@ -321,7 +321,7 @@ def _order_helpers(function: Function, more: Iterable[str]) -> list[str]:
 
 @cache
 def _find_needs(helper: str) -> tuple[str, ...]:
-    """What a helper file imports from its neighbours."""
+    """The helpers that a helper file imports, each after those that it imports itself."""
     found = re.findall(r"^from \.(\w+) import", _read_helper(helper), re.MULTILINE)
     return tuple(name for needed in found for name in (*_find_needs(needed), needed))
 
@@ -347,7 +347,7 @@ def _definition_of(name: str) -> str:
 
 
 def _collect_imports(helpers: Sequence[str], listed: bool, moved: bool) -> Imports:
-    """What the helpers import beside torch, and the model itself, which `moved` says to have an _apply of its own."""
+    """The imports of the helpers, except torch, and those of the model itself; with `moved` it defines _apply."""
     lines = {line for helper in helpers for line in _split_helper(helper)[0] if " torch" not in line}
     parts: dict[str, set[str]] = {"typing": {"Self"}, "dataclasses": {"dataclass"}, "pathlib": {"Path"}}
     if listed:

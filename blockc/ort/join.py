@@ -1,6 +1,6 @@
-"""join_projections: the matrices of queries, keys and values become one, where the attention takes their product whole.
+"""join_projections: the matrices of queries, keys and values become one, if the attention takes their joined product.
 
-Their rows then lie one after another in the data file, so that this is for weights that are copied, not linked.
+Their rows must be adjacent in the data file, so this is for weights that are copied, not linked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from blockc.ort.ops import GroupQueryAttention, RowQueryAttention
 
 
 def join_projections(function: Function) -> Passed:
-    """Takes a fused function. What is read by anything else than its attention stays by itself."""
+    """Takes a fused function. A projection that anything besides its attention reads is not joined."""
     readers: dict[Value, list[Node]] = {}
     for n in function.nodes:
         for value in n.inputs:
@@ -44,7 +44,7 @@ def _find_projections(n: Node, readers: Mapping[Value, list[Node]]) -> tuple[Nod
 
 
 def _join(linears: tuple[Node, ...], x: Value, joins: dict[str, Join]) -> Node:
-    """One linear for several of x; `joins` gets what its parameters are derived from."""
+    """One linear in place of several of x; `joins` gets the derivations of its parameters."""
     name = linears[0].name.rpartition(".")[0] + ".qkv"
     params: list[Param] = []
     for each in zip(*(linear.params for linear in linears), strict=True):

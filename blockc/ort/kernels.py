@@ -1,7 +1,7 @@
-"""What onnxruntime takes: which of its releases which graph; of its kernels the float types and heads.
+"""What onnxruntime supports: the oldest release for each graph, and each kernel's float types and heads.
 
-From onnxruntime's list of kernels. Of the operators of ai.onnx the CPU has all that the portable graph uses; CUDA lacks
-some, and lowering.py lowers them otherwise.
+The facts come from onnxruntime's list of kernels. Its CPU provider has all ai.onnx operators of the portable graph; its
+CUDA provider lacks some, for which lowering.py uses others.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from blockc.basics.floats import Dtype
 from blockc.basics.opsets import BUFFERED, USUAL
 from blockc.graph.target import Provider, Target
 
-# The oldest release that opens a graph of an opset and computes it right, whatever the spec. Measured: tests/oldest.py.
-# Before 1.15 there are no packages for Python 3.11. The operators of 23 came earlier, and were wrong: see the docs.
+# The oldest release that opens a graph of an opset and computes it right, for every spec; tests/oldest.py measures it.
+# Before 1.15 there are no packages for Python 3.11. The operators of 23 came earlier, but were wrong: see the docs.
 OLDEST: Mapping[int, str] = {
     17: "1.15", 18: "1.15", 19: "1.16", 20: "1.17", 21: "1.18", 22: "1.21",
     23: "1.28", 24: "1.28", 25: "1.28", 26: "1.28", 27: "1.32", 28: "1.32",
 }  # fmt: skip
-OLDEST_LAST = "1.20"  # of a graph that gives the last token's logits: before, there is no ArgMax of int64
-OLDEST_HALF = "1.20"  # of one in fp16 or bf16: before, clipped queries are wrong
-OLDEST_OWN = "1.28"  # of a provider's own operators
+OLDEST_LAST = "1.20"  # for a graph with the last token's logits: earlier ones have no ArgMax of int64
+OLDEST_HALF = "1.20"  # for fp16 or bf16: in earlier ones clipped queries are wrong
+OLDEST_OWN = "1.28"  # for a provider's own operators
 
 _ALL: frozenset[Dtype] = frozenset(("fp32", "bf16", "fp16"))
 _FP32: frozenset[Dtype] = frozenset(("fp32",))
@@ -52,14 +52,14 @@ KERNELS: Mapping[Provider, Mapping[str, frozenset[Dtype]]] = {
 
 # The float types that a provider computes the portable graph in.
 COMPUTES: Mapping[Provider, frozenset[Dtype]] = {"cpu": _IEEE, "cuda": _ALL}
-# GroupQueryAttention takes heads of a multiple of HEAD coordinates; where rope turns, a multiple of TURNED and of these
-# a multiple of TURNED.
+# GroupQueryAttention takes heads whose coordinates are a multiple of HEAD; with rope, both the coordinates and those
+# that rope rotates must be multiples of TURNED.
 HEAD, TURNED = 8, 16  # diagnostics/advice.py says them in words
 WIDEST: Mapping[Provider, int] = {"cuda": 256}
 
 
 def oldest_release(target: Target) -> str:
-    """The release of onnxruntime that a target's graph wants at least."""
+    """The oldest release of onnxruntime that runs a target's graph."""
     if target.provider is not None:
         return OLDEST_OWN
     opset = target.opset or (BUFFERED if target.cache == "buffer" else USUAL)
@@ -69,7 +69,7 @@ def oldest_release(target: Target) -> str:
 
 
 def opset_for(target: Target, version: str) -> int | None:
-    """The newest opset in which a release computes a portable graph, if there is one."""
+    """The newest opset in which a release runs a portable graph; None where there is none."""
     if target.provider is not None:
         return None
     fit = (n for n in OLDEST if parse_release(oldest_release(replace(target, opset=n))) <= parse_release(version))
@@ -77,7 +77,7 @@ def opset_for(target: Target, version: str) -> int | None:
 
 
 def parse_release(version: str) -> tuple[int, ...]:
-    """1.27 and 1.27.0 are one version."""
+    """A version as numbers that compare; 1.27 and 1.27.0 are equal."""
     numbers = [int(number) for number in re.match(r"[\d.]*", version)[0].split(".") if number]  # type: ignore[index]
     while numbers and numbers[-1] == 0:
         numbers.pop()
@@ -89,14 +89,14 @@ def has_kernel(target: Target, operator: str) -> bool:
 
 
 def why_no_kernel(target: Target, operator: str) -> str:
-    """Why an operator cannot be used, or nothing."""
+    """Why an operator cannot be used; empty if it can."""
     return (
         "" if has_kernel(target, operator) else f"onnxruntime has no {operator} in {target.dtype} on {target.provider}"
     )
 
 
 def why_no_heads(target: Target, head_dim: int) -> str:
-    """Why GroupQueryAttention takes no heads of so many coordinates, or nothing."""
+    """Why GroupQueryAttention does not take heads of this size; empty if it does."""
     if head_dim % HEAD:
         return f"head_dim {head_dim} is no multiple of {HEAD}"
     widest = WIDEST.get(target.provider) if target.provider is not None else None
@@ -104,7 +104,7 @@ def why_no_heads(target: Target, head_dim: int) -> str:
 
 
 def why_no_rope(head_dim: int, turned: int) -> str:
-    """Why GroupQueryAttention does not turn so many coordinates of a head, or nothing."""
+    """Why GroupQueryAttention does not rotate this many coordinates of a head; empty if it does."""
     if head_dim % TURNED or turned % TURNED:
         return f"it turns {turned} of {head_dim}, and the kernel takes multiples of {TURNED}"
     return ""

@@ -1,7 +1,7 @@
-"""onnxruntime's own dialect: the fusion pass decides what becomes one op, this table how single ops are lowered.
+"""Lowerings for onnxruntime: the fusion pass joins ops into one, and this table lowers single ops another way.
 
-Each line is a one-to-one swap: the same function in fewer nodes, or in operators that the provider has kernels of. A
-kernel is found by the opset in which its operator last changed: CUDA's Cos, Sin and Equal are those of earlier opsets.
+Each entry computes the same function in fewer nodes, or in operators for which the provider has kernels. onnxruntime
+looks kernels up by the opset in which the operator last changed: CUDA has Cos, Sin and Equal of earlier opsets only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from blockc.ops.elementwise import STEEP
 from blockc.ort.kernels import has_kernel
 from blockc.ort.ops import MICROSOFT, RotaryRows
 
-BASE = 1024  # a position is written with two digits of this base
+BASE = 1024  # positions are split into two digits of this base
 CUDA_CONTEXT = BASE**2
 NO_DYNAMIC = (
     "a graph for CUDA has the angles of rope in tables, and under dynamic scaling every length has angles of its own: "
@@ -43,7 +43,7 @@ Values = tuple[OnnxValue, ...]
 
 
 def _linear(op: Linear, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
-    """The weight is read as it is stored, (outputs, inputs): no transposed copy, and none to be folded."""
+    """y = x W^T + b; reads W as stored, (outputs, inputs), without a transposed copy."""
     y = g.op("FusedMatMul", args[0], params[0], domain=MICROSOFT, transA=0, transB=1, alpha=1.0)
     return [g.op("Add", y, params[1])] if op.bias else [y]
 
@@ -61,19 +61,19 @@ def _quick_gelu(op: QuickGelu, g: OnnxBuilder, args: Values, params: Values) -> 
 
 
 def _last_index(op: LastIndex, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
-    """CUDA has no ArgMax of integers; below 2^24 every position is a float32 of its own."""
+    """CUDA has no ArgMax of integers; below 2^24 every position is exact in float32."""
     return [g.op("ArgMax", g.op("Cast", args[0], to=1), axis=1, keepdims=1, select_last_index=0)]
 
 
 def _key_positions(op: KeyPositions, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
-    """CUDA has no Equal of opset 19: the mask itself says what is padding."""
+    """CUDA has no Equal of opset 19, so the mask itself is cast to a condition."""
     one = g.constant(np.array(1))
     positions = g.op("Sub", g.op("CumSum", args[0], one), one)
     return [g.op("Where", g.op("Cast", args[0], to=9), positions, g.constant(np.array(FAR)))]
 
 
 def _longest(op: Longest, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
-    """CUDA has no ReduceMax of opset 20, and ArgMax of floats alone."""
+    """CUDA has no ReduceMax of opset 20, and ArgMax only of floats."""
     flat = g.op("Reshape", args[0], g.constant([-1]))
     index = g.op("ArgMax", g.op("Cast", flat, to=1), axis=0, keepdims=0, select_last_index=0)
     return [g.op("Add", g.op("Gather", flat, index, axis=0), g.constant(np.array(1)))]
@@ -90,7 +90,7 @@ def _rotary_rows(op: RotaryRows, g: OnnxBuilder, args: Values, params: Values) -
 
 
 def _turn_by_table(table: RotaryTable, g: OnnxBuilder, positions: OnnxValue, *length: OnnxValue) -> OnnxValue:
-    """Raises GraphError for angles that no table holds."""
+    """cos and sin of a rotary table at these positions. Raises GraphError for angles that no table holds."""
     match table.by_length:
         case None:
             return _turn(g, positions, table.frequencies, table.factor)
@@ -111,8 +111,8 @@ def _sinusoidal(op: Sinusoidal, g: OnnxBuilder, args: Values, params: Values) ->
 def _turn(g: OnnxBuilder, positions: OnnxValue, frequencies: Array, amplitude: float = 1.0) -> OnnxValue:
     """amplitude times cos and sin of p * frequency without Cos and Sin, in fp32: (...) -> (..., 2, R), for p < BASE^2
 
-    p = BASE a + b, and a turn by p is one by BASE a after one by b. Both are rows of tables made in float64, so unlike
-    a product in fp32 an angle is exact, however large.
+    p = BASE a + b, and a rotation by p is one by BASE a after one by b. Both are rows of tables that are computed in
+    float64, so angles are exact however large they are, unlike products in fp32.
     """
     angles = np.arange(BASE)[:, None] * frequencies
     far, near = BASE * angles, angles
@@ -139,21 +139,21 @@ _CUDA: Mapping[type[Op], Swap] = {
 
 
 def why_not_in_opset(function: Function, opset: int | None) -> str:
-    """Why a function cannot be said in an opset, or nothing."""
+    """Why a function cannot be written in an opset; empty if it can."""
     for n in function.nodes:
         if opset is not None and n.op.since > opset and type(n.op).older is Op.older:
             at = f"{n.place.file}:{n.place.line}: " if n.place else ""
-            return f"{at}{n.name}: {n.op.name} is said from opset {n.op.since} on, and not in opset {opset}"
+            return f"{at}{n.name}: {n.op.name} needs opset {n.op.since} or later, not opset {opset}"
     return ""
 
 
 def _older_swaps(opset: int | None) -> Mapping[type[Op], Swap]:
-    """Of an opset that has not all operators of the ops' own lowerings, those for older ones."""
+    """Lowerings for an opset older than some op's own lowering."""
     return {} if opset is None else {op: op.older for op in (*ALL, *BUFFER) if op.since > opset}
 
 
 def swaps_for(target: Target) -> Mapping[type[Op], Swap]:
-    """The lowerings of a target that are not the ops' own; none for the portable graph of the usual opset."""
+    """The lowerings that replace the ops' own for a target; none for the portable graph of the usual opset."""
     if target.provider is None:
         return _older_swaps(target.opset)
     named: dict[type[Op], tuple[str, Swap]] = {

@@ -1,4 +1,4 @@
-"""The whole line for one spec: spec -> algebra -> graph -> passes -> texts. No file is touched here."""
+"""The whole pipeline for one spec: spec -> algebra -> graph -> passes -> texts. No file is read or written here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PORTABLE = Target()
 
 @dataclass(frozen=True)
 class Compiled:
-    """A spec and every form of it that is emitted."""
+    """A spec, its graph, and every form that is emitted from it."""
 
     spec: Spec
     decoder: Decoder
@@ -44,28 +44,28 @@ class Compiled:
 
     @cached_property
     def served(self) -> Function:
-        """With a cache, unless the model looks both ways."""
+        """The function with a cache; without one if the model attends both ways."""
         return ensure_valid(with_cache(self.function)) if self.function.causal else self.function
 
     @cached_property
     def graph(self) -> Function:
-        """The flat form that ONNX is, logits of every token."""
+        """The inlined function of the portable ONNX graph, with logits of every token."""
         return self._run(FLAT).function
 
     def flatten(self, target: Target) -> Function:
-        """The flat function that an ONNX graph is lowered from."""
+        """The inlined function from which a target's ONNX graph is lowered."""
         return self.run_recipe(target).function
 
     def derivations(self, target: Target) -> Derivations:
-        """What those parameters of the target's function are made from that are not the model's own."""
+        """How the target's function derives the parameters that are not the model's own."""
         return self.run_recipe(target).derived
 
     def run_recipe(self, target: Target) -> Passed:
-        """What the target's recipe makes of the served function."""
+        """Runs the passes of the target's recipe on the served function."""
         return self._run(recipe_for(target))
 
     def _run(self, steps: tuple[Pass, ...]) -> Passed:
-        """Each step once, in however many recipes it stands behind the same others."""
+        """Runs passes; recipes that begin with the same passes share their results."""
         if not steps:
             return Passed(self.served)
         if steps not in self._known:
@@ -77,17 +77,17 @@ class Compiled:
         return {}
 
     def unfused(self, target: Target) -> tuple[Left, ...]:
-        """What the target's passes left as it was, such as what no kernel takes, and why."""
+        """The nodes that the target's passes left unfused, and why."""
         return self.run_recipe(target).left
 
     def refuses(self, target: Target, copied: bool | None = None) -> str:
-        """Why there is no graph of a target, or nothing. `copied`: whether its weights are, where it has any."""
+        """Why the model has no graph of a target; empty if it has. `copied`: whether its weights are copied."""
         from blockc.pipeline.refusal import why_refused
 
         return why_refused(self, target, copied)
 
     def contract(self, target: Target) -> Contract:
-        """How a target's graph is fed, and what comes of it."""
+        """The inputs, outputs and states of a target's graph."""
         if target not in self._contracts:
             self._contracts[target] = contract(self.flatten(target))
         return self._contracts[target]
@@ -98,7 +98,7 @@ class Compiled:
 
     @cached_property
     def sides(self) -> tuple[Sides, ...]:
-        """Of the lengths of its calls, where they change the function."""
+        """The sides of call lengths between which rope differs; empty where it never does."""
         return contract(self.function).sides
 
     @property
@@ -138,7 +138,7 @@ class Compiled:
         return resolved_text(self.spec)
 
     def count_nodes(self, target: Target) -> dict[str, Any]:
-        """Operators of a target's graph: all of them, the distinct numbers of a layer, and those outside of layers."""
+        """Counts the operators of a target's graph: all, the distinct counts per layer, and those outside of layers."""
         from blockc.emit.onnx import count_operators
         from blockc.ort.lowering import swaps_for
 
@@ -155,9 +155,9 @@ class Compiled:
         weights: Mapping[str, Array] | None = None,
         dtype: Dtype | None = None,
     ) -> bytes:
-        """The model, its parameters as graph inputs, or these arrays inside it.
+        """model.onnx as bytes, with its parameters as graph inputs, or with these arrays inside it.
 
-        `dtype` makes a target's graph in another float type, node for node, to prove one that cannot be run here.
+        `dtype` makes a target's graph in another float type, node for node, to prove one that cannot run here.
         """
         from blockc.emit.onnx import embed_arrays
 
@@ -167,7 +167,7 @@ class Compiled:
         return self.lower(target, tensors, dtype)
 
     def lower(self, target: Target, tensors: Mapping[str, TensorProto] | None, dtype: Dtype | None = None) -> bytes:
-        """The model with these tensors as its initialisers, wherever they lie."""
+        """model.onnx as bytes, with these tensors as initialisers, inside it or in a file beside it."""
         from blockc.emit.onnx import emit_onnx, serialise
         from blockc.ort.lowering import swaps_for
 
@@ -178,7 +178,7 @@ class Compiled:
 
 
 def compile_tree(tree: MappingNode) -> Compiled:
-    """The model of a tree of keys. Raises SpecError with all that is wrong with keys and terms at once."""
+    """Compiles a spec's tree of keys. Raises SpecError with all wrong keys and terms at once."""
     try:
         spec = from_tree(tree)
     except SpecFaults as error:
@@ -188,7 +188,7 @@ def compile_tree(tree: MappingNode) -> Compiled:
 
 
 def compile_spec(spec: Spec) -> Compiled:
-    """Raises SpecError where the graph does not stand, at the place in the spec that it comes from."""
+    """Compiles a spec. Raises SpecError where the graph is not valid, at the place in the spec that causes it."""
     decoder = elaborate(spec)
     try:
         function = ensure_valid(build(decoder))
@@ -207,7 +207,7 @@ def _params(function: Function) -> Iterator[tuple[Node, Param]]:
 
 
 def _oversized_finding(n: Node, param: Param, spec: Spec) -> Finding:
-    """At the part that makes the parameter; else it is of the vocabulary or, of learned positions, of the context."""
+    """The finding, at the part with the parameter; for tables at the key vocab or, for learned positions, context."""
     place = n.place or key_place(spec.tree, ("context" if n.name == "positions" else "vocab",))
     message = f"{param.name} has more bytes than int64 counts"
     return finding(

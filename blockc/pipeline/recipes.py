@@ -1,6 +1,6 @@
-"""recipe: the passes that a target asks for, in order, from the served function on.
+"""recipe_for: the passes of a target in order, starting from the served function.
 
-A new pass is a line of `STEPS`: which passes stand there for a target, if any.
+A new pass is a line of `STEPS`: a function that gives the passes at that place for a target, if any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from blockc.passes import last_token, top, verify, with_buffer
 
 @dataclass(frozen=True)
 class Plain:
-    """A pass that makes no parameters: rewrite(function, *arguments)."""
+    """A pass without derived parameters: rewrite(function, *arguments)."""
 
     rewrite: Callable[..., Function]
     arguments: tuple[object, ...] = ()
@@ -29,7 +29,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Fuse:
-    """A provider's own operators, by the target's float type and its padding."""
+    """The pass that fuses ops into a provider's own operators, for a float type and a padding."""
 
     target: Target
 
@@ -58,7 +58,7 @@ def _join_matrices(target: Target) -> tuple[Pass, ...]:
     return (join_projections,) if target.packed else ()
 
 
-FLAT: tuple[Pass, ...] = (Plain(inline),)  # how every recipe begins
+FLAT: tuple[Pass, ...] = (Plain(inline),)  # the start of every recipe
 STEPS: list[Callable[[Target], tuple[Pass, ...]]] = [
     _fuse,
     _take_last,
@@ -73,9 +73,9 @@ def recipe_for(target: Target) -> tuple[Pass, ...]:
 
 
 def apply_pass(before: Passed, step: Pass) -> Passed:
-    """One pass more. Raises GraphError where its function does not hold, or has parameters that come from nowhere.
+    """Applies one more pass. Raises GraphError if the new function is not valid or has parameters from nowhere.
 
-    What they are derived from is said by the parameters of the recipe's first function.
+    Derivations always refer to the parameters of the recipe's first function.
     """
     made = step(before.function)
     verify(made.function)
@@ -87,7 +87,7 @@ def apply_pass(before: Passed, step: Pass) -> Passed:
 
 
 def _check_parameters(before: Mapping[str, Param], held: Mapping[str, Param], made: Derivations) -> None:
-    """Each parameter is one that was there, or is derived from such and is what that gives."""
+    """Each parameter must exist before the pass, or be derived from such and have that shape and dtype."""
     for path, param in held.items():
         wanted = before.get(path)
         if path in made:

@@ -1,4 +1,4 @@
-"""refusal: why a model has no graph of a target. What makes no sense of any model, `Target` itself refuses."""
+"""why_refused: why a model has no graph of a target. `Target` itself refuses what no model can have."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def why_refused(model: Compiled, target: Target, copied: bool | None = None) -> str:
-    """The first reason, or nothing. `copied`: whether weights are copied beside the model; None: that is not known."""
+    """The first reason, or an empty string. `copied`: whether weights are copied beside the model; None: not known."""
     from blockc.ort.lowering import CUDA_CONTEXT, NO_DYNAMIC, why_not_in_opset
 
     if target.provider == "cuda" and model.spec.top.context > CUDA_CONTEXT:
-        return f"context {model.spec.top.context}: a graph for CUDA tells positions apart up to {CUDA_CONTEXT}"
+        return f"context {model.spec.top.context}: positions in a graph for CUDA are below {CUDA_CONTEXT}"
     if target.provider == "cuda" and any(side.grows for side in model.sides):
         return NO_DYNAMIC
     if target.packed and (copied is False or target.provider is None):
-        return "packed speaks of weights that are copied, and of a provider's attention"
+        return "packed is for weights that are copied, and for a provider's attention"
     try:
         return why_not_in_opset(model.flatten(target), target.opset) or _why_lost(model, target)
     except GraphError as error:  # of a pass that does not take this model
@@ -29,7 +29,7 @@ def why_refused(model: Compiled, target: Target, copied: bool | None = None) -> 
 
 
 def _why_lost(model: Compiled, target: Target) -> str:
-    """The first number that the target's float type does not hold, where it stands, and which types do."""
+    """The first constant that the target's float type cannot hold, with its place, and the types that can."""
     from blockc.emit.onnx import find_lost
     from blockc.ort.lowering import swaps_for
 

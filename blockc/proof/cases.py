@@ -1,6 +1,6 @@
-"""What a model is run on to be proved: the same tokens whole, in chunks, token by token, padded, and with labels.
+"""The cases of a proof: the same tokens whole, in chunks, token by token, padded, and with labels.
 
-Each case says how the calls go; what must come out is always the oracle's float64 answer for each sequence alone.
+A case describes the calls. The expected result is always the oracle's float64 answer for each sequence alone.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ SHORT = 7
 
 @dataclass(frozen=True)
 class Case:
-    """A batch of sequences, where each stands in its row, and the chunks in which it is fed."""
+    """A batch of sequences, the start of each in its row, and the chunks in which the rows are fed."""
 
     name: str
     rows: tuple[Array, ...]  # the real tokens of each sequence
-    starts: tuple[int, ...]  # where each begins in its row: padding stands before or after
+    starts: tuple[int, ...]  # the column at which each begins; the rest of its row is padding
     chunks: tuple[int, ...]
     labels: bool = False
     first: int = 0  # the position of each sequence's first token
-    masked: bool = True  # an attention_mask is given; model.py alone can do without
+    masked: bool = True  # whether an attention_mask is given; only model.py can do without
 
     @property
     def several_on_a_past(self) -> bool:
-        """Several new tokens after a past, in more than one row: more than onnxruntime's fused attention takes."""
+        """Several rows with several new tokens after a past, which onnxruntime's fused attention does not take."""
         return len(self.rows) > 1 and any(chunk > 1 for chunk in self.chunks[1:])
 
     @property
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def lengths(self) -> set[int]:
-        """How long its calls are, and its sequences alone."""
+        """The lengths of its calls, and of its sequences."""
         calls = (self.attention_mask[:, : new.stop].sum(axis=1).max() for new in self.slices)
         return {self.first + int(count) for count in (*calls, *map(len, self.rows))}
 
@@ -80,9 +80,9 @@ def sequences(vocab: int, seed: int = 7) -> tuple[Array, Array]:
 def cases(
     vocab: int, cached: bool, sides: Iterable[Sides] = (), only: Collection[str] | None = None
 ) -> tuple[Case, ...]:
-    """Every case that applies, or of these those of the names `only`; without a cache whole sequences alone.
+    """Every case that applies, or those of them named in `only`; without a cache, whole sequences only.
 
-    Where a length changes the function, again with positions that begin behind it.
+    Where the function changes beyond a length, each case is repeated with positions that start there.
     """
     plain = tuple(case for case in _plain_cases(vocab, cached) if only is None or case.name in only)
     beyond = (

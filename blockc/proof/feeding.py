@@ -1,7 +1,7 @@
-"""How a case is fed to a function: its chunks one after another, each with what the one before it gave as present.
+"""Feeds a case to a function: chunk after chunk, each with the states that the chunk before it returned.
 
-The graph's contract says how it is fed. One that goes by the rows' lengths takes rows that begin at the left; one with
-a buffer takes a mask and a cache of one length, and where to write; every other takes rows as they stand.
+The graph's contract says how it is fed. A graph by rows takes rows that start at the left; a graph with a buffer takes
+a mask and a cache of one length, and the place to write; any other takes rows with their padding.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SPARE = 3  # slots of a buffer that no token ever fills
 
 @dataclass(frozen=True)
 class Feed:
-    """One call's inputs without its past."""
+    """The inputs of one call, without its past."""
 
     inputs: Arrays
-    columns: Array  # (B, S): in which column of the case each new token stands, -1 for padding
+    columns: Array  # (B, S): the column of each new token in the case, -1 for padding
 
 
 def feeds_of(contract: Contract, case: Case) -> Iterator[Feed]:
-    """Each chunk, as the graph takes it."""
+    """The feed of each chunk, as the graph's contract wants it."""
     match contract.feeding:
         case "rows":
             yield from _row_feeds(case)
@@ -59,7 +59,7 @@ def _buffer_feeds(case: Case) -> Iterator[Feed]:
 
 
 def _row_feeds(case: Case) -> Iterator[Feed]:
-    """Padding goes to the right: of a prompt's new tokens, and behind each row's mask."""
+    """Moves padding to the right, both of a prompt's new tokens and of each row's mask."""
     for new in case.slices:
         seen = case.attention_mask[:, : new.stop]
         fresh = [np.flatnonzero(row[new]) for row in seen]
@@ -78,7 +78,7 @@ def _columns_of(case: Case, new: slice) -> Array:
 
 
 def numpy_dtype(dtype: str, real: np.dtype | type | str) -> np.dtype:
-    """As NumPy has a graph's dtype, in a run whose floats are `real`."""
+    """NumPy's dtype for a graph's dtype, in a run whose floats are `real`."""
     return np.dtype(real if dtype == "float" else stored_as(dtype, "fp32").numpy)
 
 
@@ -93,9 +93,9 @@ def empty_states(contract: Contract, case: Case, dtype: np.dtype | type = np.flo
 def run_in_chunks(
     contract: Contract, case: Case, call: Callable[[Arrays], Arrays], dtype: np.dtype | type = np.float32
 ) -> Array:
-    """Logits in the columns of the case, (B, length, V); of a graph that gives one a call, (B, calls, V).
+    """Logits in the columns of the case, (B, length, V); (B, calls, V) from a graph that returns one row a call.
 
-    Of a graph that gives the highest alone the others are -inf.
+    Where a graph returns only the highest logits, all others are -inf.
     """
     state = empty_states(contract, case, dtype)
     parts: list[Array] = []
@@ -108,7 +108,7 @@ def run_in_chunks(
 
 
 def _scatter(outputs: Arrays, vocab: int) -> Array:
-    """(B, 1, k) as (B, 1, V), -inf elsewhere; NaN where they are not in order, or two of one token."""
+    """(B, 1, k) to (B, 1, V), -inf elsewhere; all NaN where they are not in order or repeat a token."""
     values, tokens = outputs[TOP_LOGITS], outputs[TOP_TOKENS]
     whole = np.full((*values.shape[:-1], vocab), -np.inf, values.dtype)
     np.put_along_axis(whole, tokens, values, axis=-1)

@@ -1,4 +1,4 @@
-"""The golden matrix: backend x variant x dtype, each against the float64 oracle, on weights that hide nothing."""
+"""The golden matrix: backend x variant x dtype, each compared with the float64 oracle on random weights."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from blockc.proof.cases import Case, cases
 from blockc.proof.runners import Answer, Onnx, Oracle, Params, Runner, Torch, Values
 from blockc.weights.rules import random_parameters
 
-# Of the logits' own standard deviation. fp32 rounding stays ten times below it; a wrong GELU is ten times above.
-# fp16 has eleven bits, so that its graphs are compared with the oracle on weights that have no more.
+# In standard deviations of the logits. Rounding in fp32 stays ten times below; a wrong GELU is ten times above. fp16
+# has eleven bits, so its graphs are compared with the oracle on weights that fit in eleven bits.
 TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 1e-2}
 SEED = 20
-# What a graph is run in here, as NumPy calls it.
+# NumPy's name of each float type in which graphs run on this machine.
 RUN_AS = {word: np.dtype(one.numpy).name for word, one in floats.FLOATS.items() if word in COMPUTES["cpu"]}
-TARGETS = (PORTABLE, Target("cpu"))  # what every build is proved on, beside its own target
+TARGETS = (PORTABLE, Target("cpu"))  # every build is proved on these, and on its own target
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run. `error` is the largest difference of logits over their standard deviation."""
+    """One run. `error` is the largest difference of logits, divided by their standard deviation."""
 
     backend: str
     variant: str
@@ -44,7 +44,7 @@ class Row:
     error: float
     agreement: float  # of argmax
     tolerance: float
-    differs: str = ""  # the first node whose value differs, where one does
+    differs: str = ""  # the first node whose value differs, if any
 
     def __repr__(self) -> str:
         return f"<Row {', '.join(cell for cell in self.cells if cell)}>"
@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Proof:
-    """Every run, and what could not be run."""
+    """All runs, and what could not be run."""
 
     name: str
     rows: tuple[Row, ...]
@@ -139,7 +139,7 @@ class Proof:
 
 
 def targets_of(target: Target) -> tuple[Target, ...]:
-    """What a build is proved on: any runtime's graph, the CPU's, its own, and that again where it gives few logits."""
+    """The targets that a build is proved on: portable, CPU, its own with all logits, and its own with the top K."""
     return tuple(dict.fromkeys((*TARGETS, replace(target, logits="all"), *([target] if target.top else []))))
 
 
@@ -151,10 +151,10 @@ def prove(
     progress: Progress = silent,
     only: Collection[str] | None = None,
 ) -> Proof:
-    """Runs every backend on every case of a model small enough to run, or on the cases of these names alone.
+    """Runs every backend on every case of a model that is small enough, or on the cases named in `only`.
 
-    `model_py` and `given`, a model.onnx and what it is for, are files to be proved instead of what is emitted now. A
-    graph in bf16 is not run: onnxruntime's CPU kernels take none.
+    `model_py` and `given`, a target with its model.onnx, are proved instead of what is emitted now. Graphs in bf16 are
+    not run, because onnxruntime's CPU kernels do not take bf16.
     """
     truth = Truth(twin, random_parameters(twin.function, SEED))
     rows: list[Row] = []
@@ -164,11 +164,11 @@ def prove(
     with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
         makers = list(_runner_makers(twin, Path(folder), missing, model_py, given, targets))
         for made, maker in enumerate(makers):
-            runner = maker()  # one by one, so that no two graphs are held
+            runner = maker()  # one by one, so that memory holds one graph
             for ran, case in enumerate(chosen):
                 progress(f"proving {twin.spec.name}", made * len(chosen) + ran, len(makers) * len(chosen))
                 if case.labels and (isinstance(runner, Onnx) or runner.contract.top):
-                    continue  # the loss is PyTorch's alone: an ONNX graph has no labels; and it wants all logits
+                    continue  # an ONNX graph has no labels, and the loss needs all logits
                 if not (case.masked or isinstance(runner, Torch)):
                     continue  # a graph always takes a mask
                 if why := _why_inapplicable(runner, case):
@@ -186,7 +186,7 @@ def _runner_makers(
     given: tuple[Target, bytes] | None,
     targets: tuple[Target, ...],
 ) -> Iterator[Callable[[], Runner]]:
-    """What makes each backend; nothing is made yet."""
+    """A function for each backend that makes its runner when called."""
     yield lambda: Oracle(twin.served)
     if "torch" not in missing:
         yield lambda: Torch(model_py or _write_model_py(twin, folder), twin.served)
@@ -203,7 +203,7 @@ def _write_model_py(twin: Compiled, folder: Path) -> Path:
 def _target_makers(
     twin: Compiled, target: Target, missing: dict[str, str], given: tuple[Target, bytes] | None
 ) -> Iterator[Callable[[], Runner]]:
-    """A target's function by the oracle, if it is not the served one, and its graphs in onnxruntime."""
+    """Makers for a target: the oracle on its function, if passes changed that, and onnxruntime on its graphs."""
     if target.cache == "buffer" and not twin.contract(PORTABLE).held:
         return
     if twin.flatten(target) is not twin.graph:
@@ -214,12 +214,12 @@ def _target_makers(
         one = replace(target, logits=logits)
         yield partial(_make_onnx, twin, one, given[1] if given is not None and given[0] == one else None)
     if target.provider == "cuda" and target.dtype != "fp32":
-        # The same nodes in float32, which the CPU has kernels of: as tight a bound as the portable graph's.
+        # The same nodes in float32, for which the CPU has kernels: the bound is as tight as the portable graph's.
         yield partial(_make_onnx, twin, target, dtype="fp32")
 
 
 def _make_onnx(twin: Compiled, target: Target, model: bytes | None = None, dtype: Dtype | None = None) -> Onnx:
-    """onnxruntime on the graph that is given, or that is emitted now: in the target's type or in this one."""
+    """onnxruntime on the given graph, or on the one emitted now, in the target's float type or in `dtype`."""
     real = dtype or target.dtype
     graph = twin.onnx(target, dtype=real) if model is None else model
     return Onnx(
@@ -228,7 +228,7 @@ def _make_onnx(twin: Compiled, target: Target, model: bytes | None = None, dtype
 
 
 def _target_text(target: Target) -> str:
-    """What of a target is not the portable one's."""
+    """How a target differs from the portable one, for the name of a backend."""
     said = {
         "fused": target.provider is not None,
         "for cuda": target.provider == "cuda",
@@ -243,14 +243,14 @@ def _target_text(target: Target) -> str:
 
 
 def _why_inapplicable(runner: Runner, case: Case) -> str:
-    """Why a backend does not take a case, if it does not."""
+    """Why a backend does not take a case; empty if it does."""
     if isinstance(runner, Onnx) and runner.contract.one_row and case.several_on_a_past:
         return "the kernel takes several new tokens on a past in one row only"
     return ""
 
 
 def _choose_cases(twin: Compiled, inapplicable: dict[str, str], only: Collection[str] | None) -> list[Case]:
-    """Those whose calls, and sequences alone, are of lengths that are alike and within the context."""
+    """The cases within the context whose calls and sequences all have lengths at which rope is the same."""
     chosen: list[Case] = []
     unlike: list[str] = []
     for case in cases(twin.spec.top.vocab, cached=bool(twin.contract(PORTABLE).held), sides=twin.sides, only=only):
@@ -265,11 +265,11 @@ def _choose_cases(twin: Compiled, inapplicable: dict[str, str], only: Collection
     return chosen
 
 
-Rounding = tuple[Derivation, ...]  # those of a graph's parameters that stand for other numbers than were given
+Rounding = tuple[Derivation, ...]  # derivations that round the parameters they are made from
 
 
 class Truth:
-    """The oracle's logits of sequences by themselves, whole, without cache or padding; each computed once."""
+    """The oracle's logits of each sequence alone and whole, without cache or padding; each is computed once."""
 
     def __init__(self, twin: Compiled, params: Params) -> None:
         floats = {name: array for name, array in params.items() if array.dtype.kind == "f"}
@@ -287,7 +287,7 @@ class Truth:
         return self.known[key]
 
     def round_params(self, dtype: str, rounding: Rounding) -> Params:
-        """The parameters as a graph that rounds has them."""
+        """The parameters as rounded by a graph's derivations."""
         if (dtype, rounding) not in self.held:
             self.held[dtype, rounding] = as_held(self.params[dtype], rounding)
         return self.held[dtype, rounding]
@@ -299,7 +299,7 @@ def compare_run(oracle: Truth, runner: Runner, case: Case) -> Row:
     truth = [oracle.logits_of(row, dtype, case.first, rounding) for row in case.rows]
     try:
         answer = runner.run(case, params)
-    except Exception as error:  # what was emitted may be anything by now: that it fails is a finding, not a crash
+    except Exception as error:  # emitted files may have been edited: a failure is a result, not a crash
         first = (str(error).splitlines() or [""])[0]
         return Row(
             runner.name, case.name, dtype, float("inf"), 0.0, TOLERANCE[dtype], f"{type(error).__name__}: {first[:200]}"
@@ -323,10 +323,10 @@ def compare_run(oracle: Truth, runner: Runner, case: Case) -> Row:
 
 
 def _compared_rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[Array], list[Array]]:
-    """What is compared: every real token, or the last one where only that was asked for."""
+    """(The oracle's rows; the runner's) to compare: those of all real tokens, or of the last one in each chunk."""
     if logits.shape[1] == case.length:
         return truth, case.real_rows(logits)
-    # Each chunk gave one row: the last real token so far. Rows whose sequence has not begun are nobody's.
+    # Each chunk gave one row: the last real token so far. A row whose sequence has not begun is not compared.
     ends = np.cumsum(case.chunks)
     wanted, got = list[Array](), list[Array]()
     for i, (row, start) in enumerate(zip(case.rows, case.starts, strict=True)):
@@ -340,7 +340,7 @@ def _compared_rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[
 
 
 def fill(wanted: Array, got: Array) -> Array:
-    """Where a graph gives the highest logits alone, any other must not be above the least of them."""
+    """Fills logits that a graph did not return: each is the oracle's, but not above the least returned one."""
     least = np.where(np.isneginf(got), np.inf, got).min(axis=-1, keepdims=True)
     return np.where(np.isneginf(got), np.minimum(wanted, least), got)
 
@@ -362,12 +362,12 @@ def _trace(runner: Runner, case: Case, params: Params) -> Answer:
 
 
 def _find_value(got: Values, name: str) -> Array | None:
-    """A root value of two outputs is named after the output alone in model.py."""
+    """The value of a node; in model.py one of two outputs of the root has the output's name alone."""
     return got.get(name, got.get(name.rpartition(".")[2]) if name.count(".") == 1 else None)
 
 
 def _is_close(wanted: Array, got: Array, tolerance: float) -> bool:
-    """Equal within the tolerance of the values' own spread; where no number is wanted, as in a mask, none may come."""
+    """Whether values are equal within the tolerance times their spread; infinities and NaN must be the same."""
     if wanted.shape != got.shape:
         return False
     numbers = np.isfinite(wanted.astype(np.float64))

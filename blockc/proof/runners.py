@@ -1,4 +1,4 @@
-"""The backends as one shape: a case and parameters in, logits and the value of every node out."""
+"""The backends behind one interface: from a case and parameters to logits and the value of every node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Values = dict[str, Array]
 
 @dataclass
 class Answer:
-    """logits (B, length or 1, V), the loss where labels were given, and each chunk's values by name."""
+    """logits (B, length or calls, V), the loss if labels were given, and the values of each chunk by name."""
 
     logits: Array
     loss: float | None = None
@@ -93,7 +93,7 @@ class Torch:
         self.module = load_module(path)
 
     def model(self, params: Params) -> Any:
-        """The emitted model with these parameters. Its names and shapes must be those of the graph."""
+        """The emitted model with these parameters. Raises ValueError unless names and shapes are the graph's."""
         import torch
 
         model = self.module.Model()
@@ -132,7 +132,7 @@ class Torch:
 
 
 def load_module(path: Path) -> ModuleType:
-    """model.py as a module of its own, whatever else is called model."""
+    """Imports model.py under a name of its own, so that other modules named model do not matter."""
     spec = importlib.util.spec_from_file_location(f"blockc_emitted_{abs(hash(path))}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -146,9 +146,9 @@ def load_module(path: Path) -> ModuleType:
 
 @contextmanager
 def _watch(model: Any, seen: Values) -> Generator[None]:
-    """Reads what every forward returns and all its locals then: in model.py a value bears the name of its node.
+    """Records the locals and the result of every forward. In model.py a value has the name of its node.
 
-    What a module gives bears the module's name.
+    The result of a module has the module's name.
     """
     paths = {id(module): name for name, module in model.named_modules()}
 
@@ -169,7 +169,7 @@ def _watch(model: Any, seen: Values) -> Generator[None]:
 
 
 class Onnx:
-    """model.onnx in onnxruntime on the CPU. Parameters are its inputs, or inside it; `function` is what it is."""
+    """model.onnx in onnxruntime on the CPU, with parameters as inputs or inside it. `function` is its graph."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Onnx:
 
     @cached_property
     def session(self) -> Any:
-        """Opened by the first run: a graph that a runtime does not take is a finding like a wrong number."""
+        """The session, opened at the first run, so that a graph which does not open fails like a wrong number."""
         return _open_session(self.bytes)
 
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
@@ -218,7 +218,7 @@ def _open_session(model: bytes) -> Any:
 
 
 def _expose_values(model: bytes) -> bytes:
-    """The same model with every named value as an output."""
+    """The model with every named value as an output."""
     import onnx
 
     proto = onnx.load_from_string(model)

@@ -347,7 +347,7 @@ def write_data(
 
 
 def _inspect(stored: StoredTensor, digest: bool) -> tuple[float, str]:
-    """(The largest magnitude; the sha256 of the bytes, of use only with `digest`.)"""
+    """(The largest magnitude; the sha256 of the bytes, computed only with `digest`.)"""
     peak, sha256 = 0, hashlib.sha256()
     for part in stored.stream():
         peak = max(peak, _largest_bits(part))

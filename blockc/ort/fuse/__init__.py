@@ -1,6 +1,6 @@
-"""fuse: several ops become one where onnxruntime has a kernel for them. What stays as it is, is listed with the reason.
+"""fuse: several ops become one where onnxruntime has a kernel for them. Ops that stay are listed with the reason.
 
-Takes an inlined, cached function. The fused ops carry their own meaning, so the result is proved like any other graph.
+It takes an inlined function with a cache. Fused ops have oracle rules too, so the result is proved like any graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["fuse"]
 
 
 def fuse(function: Function, target: Target) -> Passed:
-    """Attention with its rope, cache and heads; the norm after an addition; biases where a kernel adds them."""
+    """Fuses attention with its rope, cache and heads; a norm with the addition before it; GELU with a bias."""
     rewrite = Rewrite(function, target)
     fuse_attentions(rewrite)
     fuse_norms(rewrite)

@@ -1,4 +1,4 @@
-"""Attention with what stands around it: heads split and joined, norms of heads, rope, and the cache, in one kernel."""
+"""Fuses attention with its surroundings into one kernel: splitting and joining heads, their norms, rope, the cache."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from blockc.ort.ops import (
     Slots,
 )
 
-# With a softcap, and in half precision, the kernel gives no numbers for a row that sees nothing at all under -inf.
+# With a softcap or in half precision, the kernel gives NaN for a row whose every score is -inf.
 LOW = -3e4
 OpT = TypeVar("OpT")
 
 
 @dataclass(frozen=True)
 class _Heads:
-    """Queries, keys or values on their way to an attention, from flat: split, perhaps normalised and turned.
+    """Queries, keys or values on their way from a flat value to an attention: split, maybe normalised and rotated.
 
-    `behind` are heads that are normed once they are turned, which is no order of the kernel's: it reads them as they
-    are, made flat again.
+    `behind` are heads that are rotated before their norm, an order that the kernel does not have: it reads them as they
+    are, flattened again.
     """
 
     flat: Value
@@ -92,7 +92,7 @@ class _Match:
 
 
 def fuse_attentions(rewrite: Rewrite) -> None:
-    """Each one that fits, whatever the padding; by rows all or none, for they lay out the cache."""
+    """Fuses each attention that fits. By rows it is all or none, since they share one order of the cache."""
     matched: list[_Match] = []
     failed: list[Left] = []
     for n in rewrite.old.nodes:
@@ -113,7 +113,7 @@ def fuse_attentions(rewrite: Rewrite) -> None:
 
 
 def _find_replaced(m: _Match) -> Iterator[Node]:
-    """The nodes that the kernel stands for. Their norms are made anew, of flat heads."""
+    """The nodes that the kernel replaces. Norms of heads are made again on flat heads."""
     yield from (m.attention, m.key, m.value, m.join)
     for heads in (m.q, m.k, m.v):
         yield from (n for n in (heads.norm, heads.gain, heads.rotary) if n is not None)
@@ -161,7 +161,7 @@ def _match_heads(value: Value) -> _Heads:
 
 
 def _look_through(value: Value, op: type | UnionType) -> tuple[Value, Node | None]:
-    """What such a node reads, and the node; or the value itself."""
+    """(The operand, the node) of a node of this op; else (the value itself, None)."""
     return (value.node.inputs[0], value.node) if isinstance(value.node.op, op) else (value, None)
 
 
@@ -178,7 +178,7 @@ def _op_of(op: type[OpT], n: Node) -> OpT:
 
 
 def _check_legal(rewrite: Rewrite, m: _Match, mask: Value) -> None:
-    """What the kernel takes."""
+    """Raises Mismatch for what the kernel does not take."""
     if why := why_no_kernel(rewrite.target, "GroupQueryAttention"):
         raise Mismatch(why)
     if why := why_no_heads(rewrite.target, m.q.split.head_dim):
@@ -198,7 +198,7 @@ def _check_legal(rewrite: Rewrite, m: _Match, mask: Value) -> None:
 
 
 def _plan_by_mask(rewrite: Rewrite, m: _Match) -> Callable[[], None]:
-    """With a bias from the visibility mask: padding may stand on either side."""
+    """Attention with a bias from the visibility mask: padding may be on either side."""
 
     def make() -> None:
         op = GroupQueryAttention(
@@ -213,7 +213,7 @@ def _plan_by_mask(rewrite: Rewrite, m: _Match) -> Callable[[], None]:
 
 
 def _plan_by_rows(rewrite: Rewrite, m: _Match) -> Callable[[], None]:
-    """By each row's length alone: padding stands on the right, and a row's cache goes on where its tokens end."""
+    """Attention by the rows' lengths: padding is on the right, and a row's cache continues where its tokens end."""
 
     def make() -> None:
         window = _op_of(Visible, m.attention.inputs[3].node).window
@@ -250,7 +250,7 @@ def _normalise(rewrite: Rewrite, heads: _Heads) -> Value:
 
 
 def _make_bias(rewrite: Rewrite, mask: Value, biased: bool, low: float) -> tuple[Value, ...]:
-    """What the kernel adds to the scores. A mask of floats is such a bias itself."""
+    """The bias that the kernel adds to the scores. A mask of floats already is one."""
     if biased and low == -inf:
         return rewrite.map_values(mask)
     op = BoundedBias(low) if biased else MaskBias(low)
@@ -267,7 +267,7 @@ def _make_lengths(rewrite: Rewrite, op: Lengths | RowLengths) -> tuple[Value, ..
 
 
 def _make_rows(rewrite: Rewrite, made: Node) -> tuple[Value, ...]:
-    """The table of the tokens' places; one by length reads the length that the table of their positions does."""
+    """cos and sin at the tokens' places in a row; a table by length reads the same length as the original one."""
     table = _op_of(RotaryTable, made)
     name = f"rotary_rows_{sum(isinstance(key, RotaryTable) for key in rewrite.shared)}"
     operands = (rewrite.inputs[MASK][0], *rewrite.map_values(*made.inputs[1:]))

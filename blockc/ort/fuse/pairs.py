@@ -1,4 +1,4 @@
-"""A norm with the addition before it, an activation with the bias before it."""
+"""Fuses a norm with the addition before it, and an activation with the bias before it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from blockc.ort.ops import BiasedGelu, SkipNorm
 
 
 def fuse_norms(rewrite: Rewrite) -> None:
-    """Each addition with the first norm that reads it."""
+    """Fuses each addition with the first norm that reads it."""
     for n in rewrite.old.nodes:
         if not isinstance(n.op, RmsNorm | LayerNorm):
             continue
         added = n.inputs[0].node
-        if n in rewrite.gone:  # a norm of heads, which the attention has taken along
+        if n in rewrite.gone:  # a norm of heads, already fused with its attention
             continue
         if not isinstance(added.op, Add):
             rewrite.left.append(Left(n.name, "no addition stands before it"))
@@ -33,7 +33,7 @@ def fuse_norms(rewrite: Rewrite) -> None:
 
 
 def _plan_skip_norm(rewrite: Rewrite, added: Node, norm: Node) -> Callable[[], None]:
-    """The sum's second operand brings its bias along where it is a linear's that nobody else reads."""
+    """The bias of a linear is fused too, if the linear is an operand of the sum that nothing else reads."""
     first, second = added.inputs
     biased = _find_biased_linear(rewrite, second) or _find_biased_linear(rewrite, first)
     if biased is not None:
@@ -55,7 +55,7 @@ def _plan_skip_norm(rewrite: Rewrite, added: Node, norm: Node) -> Callable[[], N
 
 
 def fuse_activations(rewrite: Rewrite) -> None:
-    """GELU with the bias of the linear before it."""
+    """Fuses GELU with the bias of the linear before it."""
     for n in rewrite.old.nodes:
         if isinstance(n.op, Gelu | GeluTanh) and (linear := _find_biased_linear(rewrite, n.inputs[0])) is not None:
             op = BiasedGelu(n.op, linear.params[1].shape[0])
@@ -75,7 +75,7 @@ def _plan_biased_gelu(rewrite: Rewrite, gelu: Node, linear: Node, op: BiasedGelu
 
 
 def _find_biased_linear(rewrite: Rewrite, value: Value) -> Node | None:
-    """The linear with a bias that a value comes from, if this is its only use."""
+    """The linear with a bias whose output is this value, if it is read once."""
     n = value.node
     return n if isinstance(n.op, Linear) and n.op.bias and rewrite.only_user(value) is not None else None
 

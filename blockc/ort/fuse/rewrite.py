@@ -1,4 +1,4 @@
-"""A function being remade with other ops in the place of some of its nodes, and the list of what stayed as it was."""
+"""A rewrite of a function: other ops replace some of its nodes, and nodes that stayed are listed with the reason."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from blockc.ir.derive import Left, Passed
 
 
 class Mismatch(Exception):
-    """Why a pattern does not stand here."""
+    """Why a pattern does not match here."""
 
 
 class Rewrite:
-    """`plans` says what is made where a node stood; a node that only a plan reads is passed over by `gone`."""
+    """`plans` makes the replacement of a node; nodes in `gone` are dropped, since only a plan reads them."""
 
     def __init__(self, function: Function, target: Target) -> None:
         self.old, self.target = function, target
@@ -36,7 +36,7 @@ class Rewrite:
         return users[0] if len(users) == 1 and value not in self.results else None
 
     def make_once(self, key: object, make: Callable[[], Node]) -> tuple[Value, ...]:
-        """What several plans share is made by the first of them."""
+        """Makes a node that several plans share, once."""
         if key not in self.shared:
             made = make()
             self.shared[key] = tuple(made[i] for i in range(len(made.types)))
@@ -46,7 +46,7 @@ class Rewrite:
         return tuple(self.new[value] for value in values)
 
     def result(self) -> Passed:
-        """Nodes that nobody reads any more are not reached, and so are gone too."""
+        """The new function. Nodes that nothing reads any more are dropped too."""
         for n in self.old.nodes:
             if n in self.plans:
                 self.plans[n]()

@@ -1,7 +1,7 @@
-"""Ops that the fusion pass puts in the place of several: what onnxruntime has one kernel for.
+"""Fused ops: each replaces several ops for which onnxruntime has one kernel.
 
-Each carries the oracle rule like any other, so that fused = unfused is proved in float64 before a kernel runs. They are
-never emitted as PyTorch.
+Like any op they have an oracle rule, so fused = unfused is proved in float64 before a kernel runs. They are never
+emitted as PyTorch.
 """
 
 from blockc.ir import Op

@@ -1,4 +1,4 @@
-"""Attention with its heads, rope and cache, as onnxruntime has it in one kernel."""
+"""Attention with its heads, rope and cache, as one kernel of onnxruntime computes it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class GroupQueryAttention(Op):
-    """y, key, value = join(attend([past, turned k], [past, v])), with q and k split and turned at their slots
+    """y, key, value = join(attend([past, rotated k], [past, v])), with q and k split and rotated at their slots
 
-    q (B, S, heads * d), k and v (B, S, kv_heads * d), the pasts (B, kv_heads, P, d), bias (B, 1, S, T), or each head's
-    own (B, heads, S, T) where it is more than a mask, last (B), total (), with rope slots (B, S), cos and sin
-    (T, width/2), and where there are sinks these (heads) -> (B, S, heads * d), presents (B, kv_heads, T, d).
+    q (B, S, heads * d), k and v (B, S, kv_heads * d), the pasts (B, kv_heads, P, d), bias (B, 1, S, T) or by head
+    (B, heads, S, T) if it is more than a mask, last (B), total (); with rope: slots (B, S), cos and sin (T, width/2);
+    with sinks: sinks (heads) -> y (B, S, heads * d), the presents (B, kv_heads, T, d).
     """
 
     heads: int
@@ -122,12 +122,12 @@ class GroupQueryAttention(Op):
 
 @dataclass(frozen=True)
 class RowQueryAttention(Op):
-    """y, key, value = attend(written([past, turned k]), written([past, v])): rows padded on the right, by their lengths
+    """y, key, value = attend(write(past, rotated k), write(past, v)): rows padded on the right, by their lengths
 
-    q (B, S, heads * d), k and v (B, S, kv_heads * d), the pasts (B, kv_heads, P, d), last (B), total (), and with rope
-    cos and sin (T, width/2). A row's new tokens stand in its cache from first on: 0 in a prompt (S = T), else
-    last + 1 - S. Query i sees the keys first + i - window < j <= first + i. Sinks (heads) come last.
-    What the caches hold behind a row's last token is nobody's.
+    q (B, S, heads * d), k and v (B, S, kv_heads * d), the pasts (B, kv_heads, P, d), last (B), total (); with rope: cos
+    and sin (T, width/2); with sinks: sinks (heads). A row's new tokens are in its cache from `first` on, which is 0 in
+    a prompt (S = T), else last + 1 - S. Query i sees the keys first + i - window < j <= first + i. A cache's numbers
+    after a row's last token have no meaning.
     """
 
     heads: int
@@ -219,26 +219,26 @@ class RowQueryAttention(Op):
 
 
 def _shares_of(op: GroupQueryAttention | RowQueryAttention) -> Mapping[int, int]:
-    """The pasts of keys and values, written on where they lie."""
+    """The outputs that extend the pasts of keys and values in place."""
     key = 1 if op.packed else 3
     return {key: 1, key + 1: 2}
 
 
 def _attend(op: GroupQueryAttention | RowQueryAttention, operands: Arrays, biased: bool = False) -> Array:
-    """Attention of queries, keys, values and a mask, or with sinks behind them."""
+    """Attention of queries, keys, values and a mask, with sinks if they follow."""
     if len(operands) > 4:
         return SinkAttention(op.heads, op.kv_heads, op.scale).numpy(operands, ())[0]
     return Attention(op.heads, op.kv_heads, op.scale, op.softcap, biased).numpy(operands, ())[0]
 
 
 def _split_sinks(op: GroupQueryAttention | RowQueryAttention, rest: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Of the operands behind those that there always are, those of rope, and the sinks, if there are any."""
+    """(The operands of rope; the sinks), from the operands after those that every attention has."""
     rope = (3 if isinstance(op, GroupQueryAttention) else 2) if op.rotary else 0
     return tuple(rest[:rope]), tuple(rest[rope:])
 
 
 def _write_tokens(past: Array, new: Array, at: Array) -> Array:
-    """(B, heads, P, d) made longer by S, with the new tokens at each row's own places (B, S)."""
+    """The past (B, heads, P, d), longer by S, with new tokens written at each row's own places (B, S)."""
     whole = np.concatenate((past, np.zeros_like(new)), axis=2)
     whole[np.arange(len(at))[:, None], :, at] = new.swapaxes(1, 2)
     return whole
@@ -247,7 +247,7 @@ def _write_tokens(past: Array, new: Array, at: Array) -> Array:
 def _infer_outputs(
     op: GroupQueryAttention | RowQueryAttention, args: tuple[Type, ...]
 ) -> tuple[Type, Type, tuple[Type, ...]]:
-    """(y, a present, the types of the operands behind the pasts), where queries, keys and values fit."""
+    """(Type of y; of a present; of the operands after the pasts). Checks queries, keys, values and sinks."""
     wide, narrow = op.heads * op.head_dim, op.kv_heads * op.head_dim
     flat, past, rest = (args[:1], args[1], args[3:]) if op.packed else (args[:3], args[3], args[5:])
     widths = (wide + 2 * narrow,) if op.packed else (wide, narrow, narrow)
@@ -270,14 +270,14 @@ def _split_packed(op: GroupQueryAttention | RowQueryAttention, args: Arrays) -> 
 
 
 def _pack_sample(sample: Sample) -> Sample:
-    """The same with its queries, keys and values side by side."""
+    """The sample with queries, keys and values joined into one operand."""
     op = sample.op
     assert isinstance(op, GroupQueryAttention | RowQueryAttention)
     return Sample(replace(op, packed=True), (np.concatenate(sample.args[:3], axis=2), *sample.args[3:]))
 
 
 def _add_sinks(sample: Sample) -> Sample:
-    """The same with a sink for each head."""
+    """The sample with a sink for each head."""
     op = sample.op
     assert isinstance(op, GroupQueryAttention | RowQueryAttention)
     return Sample(op, (*sample.args, rand(op.heads, seed=9)))

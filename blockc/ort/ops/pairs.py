@@ -1,4 +1,4 @@
-"""A norm with the addition before it, a norm of heads that lie flat, an activation with its bias."""
+"""Fused pairs: a norm with the addition before it, a norm of flat heads, an activation with its bias."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class SkipNorm(Op):
 
 @dataclass(frozen=True)
 class HeadNorm(Op):
-    """The norm over each head by itself: (B, S, heads * d) -> same
+    """y = norm of each head: (B, S, heads * d) -> same
 
-    `own` gives each head a gain of its own, a weight (heads, d), after a norm that has none.
+    With `own` each head has its own gain, a weight (heads, d), after a norm without one.
     """
 
     norm: RmsNorm | LayerNorm

@@ -1,4 +1,4 @@
-"""What all fused attentions of a graph read: who is seen, how long the rows are, and the table of rope by row."""
+"""Ops that all fused attentions of a graph share: the bias of the mask, the rows' lengths, the table of rope."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MICROSOFT = "com.microsoft"
 class MaskBias(Op):
     """0 where the mask is true, `low` where it is not: (B, 1, S, T) -> (B, 1, S, T)
 
-    -inf gives 0 for a row that sees nothing. A kernel that has no numbers for such a row is given a finite one: the
-    row, which is padding, is then the mean of the values, and nobody reads it.
+    With -inf, a row that sees no key gives 0. A kernel that would give NaN there needs a finite `low`: the row, which
+    is padding, then gives the mean of the values, and nothing reads it.
     """
 
     low: float = -np.inf
@@ -79,8 +79,8 @@ class BoundedBias(Op):
 class Slots(Op):
     """p = min(index, cumsum(attention_mask) - 1 + padding on the left), at the new tokens: (B, T), (B, S) -> (B, S)
 
-    Where a token of a prompt lies in its row, if the prompt's real tokens follow one another. The kernel turns a prompt
-    by this and not by position_ids, which comes to the same: a rotation shifted for a whole row leaves its scores.
+    The place of a prompt's token in its row, if the prompt's real tokens are adjacent. The kernel rotates a prompt by
+    this instead of position_ids. The scores are the same, because shifting all positions of a row does not change them.
     """
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
@@ -112,7 +112,7 @@ class Slots(Op):
 
 @dataclass(frozen=True)
 class Lengths(Op):
-    """T - 1 for each row, and T: (B, T) -> (B), (). What the kernel asks of the keys; the bias says the rest."""
+    """T - 1 for each row, and T: (B, T) -> (B), (). The lengths that the kernel wants; the bias masks the rest."""
 
     output_names = ("last", "total")
 
@@ -139,7 +139,7 @@ class Lengths(Op):
 
 @dataclass(frozen=True)
 class RowLengths(Op):
-    """The index of each row's last token, and T: (B, T) -> (B), (). For rows that are padded on the right."""
+    """The index of each row's last token, and T: (B, T) -> (B), (). For rows padded on the right."""
 
     output_names = ("last", "total")
 
@@ -157,7 +157,7 @@ class RowLengths(Op):
         return last, g.op("Squeeze", total, g.constant([0]))
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
-        # How many tokens there are is the question: what a token is given depends on none that come later.
+        # Only the number of tokens is read, so no token depends on the content of a later one.
         return Constant(), Constant()
 
     @staticmethod
@@ -167,7 +167,7 @@ class RowLengths(Op):
 
 @dataclass(frozen=True)
 class RotaryRows(Op):
-    """cos and sin of the rotary table at 0, 1, ..., T-1: (B, T) -> two of (T, pairs); by length also of ()."""
+    """cos and sin of the rotary table at 0, 1, ..., T-1: (B, T) -> two (T, pairs). A table by length also reads ()."""
 
     table: RotaryTable
     output_names = ("cos", "sin")
