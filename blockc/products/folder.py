@@ -65,11 +65,11 @@ from blockc.weights.safetensors import StoredTensor
 
 COUNTED = {"portable": Target(), "cpu": Target("cpu"), "cuda": Target("cuda", "fp16")}
 MAX_MODEL = 1 << 31  # bytes of model.onnx; as many as the format allows
-RUNNABLE = 30_000_000  # parameters up to which a build's own files are run; above, its twin's
+RUNNABLE = 30_000_000  # most parameters of a build whose own files are run; a larger build runs its twin
 
 
 def texts(model: Compiled) -> dict[str, str]:
-    """The files that are committed: free of versions, times, measured errors, and of what any flag says."""
+    """The texts of a build that depend on the spec alone: no versions, times, measured errors or options."""
     from blockc.report import report
 
     figures = report(model.spec, model.decoder, model.function).json()
@@ -86,21 +86,24 @@ def texts(model: Compiled) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class BuildFiles:
-    """The files of a build, and what its user should know."""
+    """The files of a build, and notes for the user."""
 
     files: tuple[Path, ...]
     notes: tuple[str, ...] = ()
 
 
 def refuse_place(out: Path, weights: Path | None) -> None:
-    """Before anything is read. Raises OSError where no folder can be, FolderError where the checkpoint lies."""
+    """Raises OSError where no folder can be made, FolderError where the build and the checkpoint would mix.
+
+    It is called before anything is read.
+    """
     if out.is_symlink() and not out.exists():
         raise FileNotFoundError(
-            errno.ENOENT, f"a link to {os.readlink(out)}, which is not there: remove it, or choose a folder", str(out)
+            errno.ENOENT, f"a link to {os.readlink(out)}, which does not exist: remove it, or choose a folder", str(out)
         )
     stands = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not stands.is_dir():
-        why = "a file, where a folder is wanted: choose another with --out"
+        why = "a file, not a folder: choose another with --out"
         raise NotADirectoryError(errno.ENOTDIR, why, str(stands))
     if weights is None:
         return
@@ -116,9 +119,9 @@ def refuse_place(out: Path, weights: Path | None) -> None:
 def prepare_output(
     model: Compiled, out: Path, plan: WeightPlan | None, proof: bool, products: Sequence[Product], force: bool = False
 ) -> OutputFolder:
-    """The output that a build will have, with as much of it as is known before anything is proved or packed.
+    """The output folder of a build, with the files that are known before anything is proved or packed.
 
-    Raises FolderError where files would be lost.
+    Raises FolderError if files would be lost.
     """
     coming: dict[str, bytes | Path | None] = {name: text.encode() for name, text in texts(model).items()}
     coming |= dict.fromkeys([MODEL, *([PROOF] if proof else []), *(name for each in products for name in each.names)])
@@ -144,9 +147,9 @@ def write_build(
     deep: bool = False,
     progress: Progress = silent,
 ) -> BuildFiles:
-    """Writes the build, its weights by the plan if there is one, and the files of its products. All or nothing.
+    """Writes the build, its weights by the plan if there is one, and the files of its products, all or nothing.
 
-    `deep` writes the digest of each linked tensor down. Raises FolderError where files would be lost.
+    With `deep`, the manifest gets the digest of each linked tensor. Raises FolderError if files would be lost.
     """
     output = out if isinstance(out, OutputFolder) else prepare_output(model, out, plan, proof is not None, products)
     files = {name: data for name in TEXTS if isinstance(data := output.coming[name], bytes)}
@@ -178,7 +181,7 @@ def write_build(
 def _write_weights(
     plan: WeightPlan, stage: Path, out: Path, deep: bool, progress: Progress
 ) -> tuple[WeightPlan, Weights]:
-    """Links and packs into the staging folder. (The plan as it went; what the manifest says of it.)"""
+    """Links and packs weights into the staging folder. (The plan as carried out; its statements in the manifest.)"""
     try:
         link_files(plan, stage)
     except OSError as error:
@@ -186,7 +189,7 @@ def _write_weights(
             raise
         for facts in plan.links:
             (stage / facts.path.name).unlink(missing_ok=True)
-        why = f"the weights cannot be linked from where they lie ({error.strerror}): packed"
+        why = f"the weights cannot be linked from their folder ({error.strerror}): packed"
         plan = replace(plan, mode="pack", notes=(*plan.notes, why))
     digests: dict[str, str] | None = {} if deep else None
     with _name_in_errors(out / DATA):
@@ -199,7 +202,7 @@ def _write_weights(
 
 @contextmanager
 def _name_in_errors(path: Path) -> Generator[None]:
-    """An error of a write that says of no file is one of this."""
+    """Names this file in an OSError that names none."""
     try:
         yield
     except OSError as error:
@@ -209,11 +212,11 @@ def _name_in_errors(path: Path) -> Generator[None]:
 def make_product_files(
     products: Sequence[Product], model: Compiled, target: Target, plan: WeightPlan | None
 ) -> dict[str, bytes]:
-    """What the products' runtimes read. Raises ProductError, before any weight moves."""
+    """The files that the products' runtimes read. Raises ProductError, before any weights are written."""
     if not products:
         return {}
     if plan is None:
-        raise ProductError(f"{products[0].runtime} feeds a model no weights: build with --weights PATH")
+        raise ProductError(f"{products[0].runtime} needs a model with weights: build with --weights PATH")
     return make_all_files(products, product_inputs(model, target, plan.checkpoint.companions))
 
 
@@ -222,7 +225,7 @@ def product_inputs(model: Compiled, target: Target, companions: Mapping[str, byt
 
 
 def _make_onnx(model: Compiled, target: Target, references: Mapping[str, Reference] | None) -> bytes:
-    """The graph; with weights as a manifest has them, its parameters are references into files beside it."""
+    """model.onnx as bytes; with references, its parameters are in files beside it."""
     from blockc.emit.external import external_tensors
 
     return model.lower(target, None if references is None else external_tensors(references))
@@ -290,7 +293,7 @@ def check_build(folder: Path, deep: bool = False, progress: Progress = silent) -
 
 
 def _run_files(model: Compiled, folder: Path, target: Target, onnx: bytes, progress: Progress) -> CheckResult:
-    """The files as they lie there. What they are fed with goes by the target, so that must be the graph's."""
+    """Runs the build's own files. They are fed by the target's contract, so model.onnx must have its signature."""
     from blockc.emit.external import operators_of, signature_of
 
     wanted = _make_onnx(model, target, None)
@@ -302,7 +305,7 @@ def _run_files(model: Compiled, folder: Path, target: Target, onnx: bytes, progr
 
 
 def _find_misstated(manifest: Manifest, model: Compiled, onnx: bytes) -> list[str]:
-    """The statements, by key, that are not what the spec, the layout and the graph say."""
+    """The keys of the manifest that differ from the spec, the target or model.onnx."""
     from blockc.emit.external import metadata_of
 
     found = list(find_misstated(manifest, model))
@@ -312,7 +315,7 @@ def _find_misstated(manifest: Manifest, model: Compiled, onnx: bytes) -> list[st
 
 
 def _find_unlike_products(folder: Path, manifest: Manifest, model: Compiled) -> list[str]:
-    """The files of products that are not those which spec and companions give now, and those of products not built."""
+    """Files of products that differ from what spec and companions give now, or belong to no product of the build."""
     companions = {name: bounded(folder / name, MAX_COMPANION) for name in manifest.files if name in COMPANIONS}
     products = choose_products(manifest.products, PRODUCTS)
     try:
@@ -325,7 +328,7 @@ def _find_unlike_products(folder: Path, manifest: Manifest, model: Compiled) -> 
 
 
 def _find_changed_weights(folder: Path, manifest: Manifest) -> list[str]:
-    """Files of weights that are not those of the manifest. What was linked goes by its size and header."""
+    """Files of weights that differ from the manifest. Linked files are compared by size and header."""
     changed = [source.name for source in manifest.sources if not is_linked_file(folder, source)]
     if data := manifest.data:
         path = folder / data.name
@@ -335,9 +338,9 @@ def _find_changed_weights(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def _find_changed_tensors(folder: Path, weights: Weights, progress: Progress) -> list[str]:
-    """What a linked file's size and header do not tell: the tensors whose bytes are others."""
+    """Linked tensors whose bytes changed, which size and header of the file do not show."""
     if weights.tensors is None:
-        raise FolderError(f"{folder / MANIFEST}: holds no digests of linked tensors: build the folder with --deep")
+        raise FolderError(f"{folder / MANIFEST}: has no digests of linked tensors: build the folder with --deep")
     tensors = linked_checkpoint(folder, [source.name for source in weights.sources]).tensors
     changed: list[str] = []
     for count, (name, hash_) in enumerate(weights.tensors.items()):
@@ -351,16 +354,16 @@ def _find_changed_tensors(folder: Path, weights: Weights, progress: Progress) ->
 
 
 def _refuse_foreign_data(folder: Path, manifest: Manifest, onnx: bytes) -> None:
-    """A model may name no file but those of its build, which lie where it lies itself. Raises FolderError.
+    """Raises FolderError if model.onnx names a file that is not of the build, or a link out of the folder.
 
-    In a hub's cache of links that is another folder, which is onnxruntime's rule too.
+    In the Hub's cache of links, the folder of the linked model.onnx is allowed too, as in onnxruntime.
     """
     from blockc.emit.external import locations_of
 
     known = {*manifest.names} - {*manifest.files}
     for location in sorted(locations_of(onnx)):
         if location not in known:
-            raise FolderError(f"{folder / MODEL}: names external data that is not of the build: {location!r}")
+            raise FolderError(f"{folder / MODEL}: names external data that is not part of the build: {location!r}")
         if (folder / location).resolve().parent not in (folder.resolve(), (folder / MODEL).resolve().parent):
             raise FolderError(f"{folder / location}: a link that leaves the folder")
 
@@ -368,10 +371,10 @@ def _refuse_foreign_data(folder: Path, manifest: Manifest, onnx: bytes) -> None:
 def _expected_references(
     model: Compiled, folder: Path, manifest: Manifest, onnx: bytes
 ) -> tuple[dict[str, Reference], list[str]]:
-    """Where the parameters must lie: by the headers of what was linked, else one after another.
+    """(Where the parameters must be; the keys of the manifest's weights that differ.)
 
-    Which are packed beside linked ones is the graph's to say: what an adapter changed is. (And what the manifest says
-    of the weights otherwise, by key.)
+    Linked parameters are placed by the headers of their files, packed ones in the order of the plan. Which parameters
+    are packed beside linked ones is read from the graph, since an adapter may have changed any of them.
     """
     from blockc.emit.external import initialisers_in
 
@@ -393,7 +396,7 @@ def _expected_references(
 
 
 def _try_session(path: Path, dtype: Dtype) -> None:
-    """The model with its weights in a session. What onnxruntime's CPU kernels do not take is not tried."""
+    """Opens the model with its weights in onnxruntime, unless the CPU's kernels lack its float type."""
     if importlib.util.find_spec("onnxruntime") is None or dtype not in COMPUTES["cpu"]:
         return
     import onnxruntime

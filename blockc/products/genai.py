@@ -1,7 +1,7 @@
-"""The files that onnxruntime-genai wants beside a model: its configuration, from the contract of the graph.
+"""The files that onnxruntime-genai needs beside a model: its configuration, from the contract of the graph.
 
-Names, cache shapes, vocabulary and whether one buffer may be the cache are the contract's; the ids of special tokens
-and the defaults of sampling are those of the checkpoint's own files.
+Names, cache shapes, vocabulary and whether the cache is one buffer come from the contract; the ids of special tokens
+and the defaults of sampling come from the checkpoint's own files.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from blockc.products.product import Product, ProductError, ProductInputs
 from blockc.weights.special import FILES, SpecialError, special_ids
 
 CONFIG = "genai_config.json"
-# What a decoder of any architecture may read besides its cache. Whatever else a graph asks for, genai does not feed.
+# The inputs that genai feeds to a decoder of any architecture, besides its cache.
 _INPUTS = (IDS, MASK, POSITIONS)
 _STATES = ("key", "value")
-# Defaults of generation_config.json that mean the same in genai's `search`, and the type that each has in both.
+# Keys of generation_config.json with the same meaning in genai's `search`, and their types.
 _SEARCH: dict[str, tuple[type, ...]] = {
     "do_sample": (bool,),
     "temperature": (int, float),
@@ -31,7 +31,7 @@ _SEARCH: dict[str, tuple[type, ...]] = {
 
 
 class GenaiError(ProductError):
-    """A model that onnxruntime-genai does not run, or a checkpoint that does not say what it must know."""
+    """A model that onnxruntime-genai does not run, or a checkpoint that lacks what it needs to know."""
 
 
 def _requires(target: Target) -> str:
@@ -44,7 +44,7 @@ def _requires(target: Target) -> str:
 
 
 def context_of(beside: ProductInputs) -> int:
-    """The longest context in which cached keys stay valid: genai never re-prefills."""
+    """The longest context in which cached keys stay valid, since genai never prefills again."""
     return min((beside.spec.top.context, *(side.original for side in beside.contract.sides)))
 
 
@@ -53,19 +53,19 @@ def _make_files(beside: ProductInputs) -> dict[str, bytes]:
 
 
 def _notes(beside: ProductInputs) -> list[str]:
-    """A context that genai, which goes on with its cache, is not told."""
+    """A note where genai gets a shorter context than the model has."""
     whole, least = beside.spec.top.context, context_of(beside)
     if least == whole:
         return []
-    return [f"genai: context_length is {least} of {whole}, for beyond it rope turns what the cache holds otherwise"]
+    return [f"genai: context_length is {least} of {whole}, because beyond it rope changes for tokens in the cache"]
 
 
 def make_files(
     contract: Contract, companions: Mapping[str, bytes], context: int, provider: Provider | None = None
 ) -> dict[str, bytes]:
-    """What must lie beside model.onnx and the companions for onnxruntime_genai.Model(folder). Raises GenaiError.
+    """The files that onnxruntime_genai.Model(folder) needs beside model.onnx and the companions. Raises GenaiError.
 
-    tokenizer_config.json is made where there is a tokenizer.json without one: genai's tokenizer does not open else.
+    A tokenizer.json without tokenizer_config.json gets one, since genai's tokenizer does not open without it.
     """
     made = {CONFIG: written(make_config(contract, companions, context, provider))}
     if "tokenizer.json" in companions and "tokenizer_config.json" not in companions:
@@ -76,10 +76,10 @@ def make_files(
 def make_config(
     contract: Contract, companions: Mapping[str, bytes], context: int, provider: Provider | None = None
 ) -> dict[str, Any]:
-    """genai_config.json, of a graph that has its weights. `context` is the most tokens that it takes.
+    """genai_config.json for a graph with weights. `context` is the largest number of tokens.
 
-    Heads and head_dim of the cache are said where all layers agree; where they do not, genai reads each layer's from
-    the graph. Raises GenaiError.
+    It has the cache's heads and head_dim where all layers agree; else genai reads them from the graph for each layer.
+    Raises GenaiError.
     """
     _refuse(contract)
     layers = [held.shape for held in contract.held]
@@ -100,7 +100,7 @@ def make_config(
     }
     return {
         "model": {
-            "type": "decoder",  # of no family: nothing is assumed beyond what stands here
+            "type": "decoder",  # no family: genai assumes nothing beyond these keys
             "vocab_size": vocab,
             "context_length": context,
             **_special_tokens(companions, vocab),
@@ -115,13 +115,13 @@ def make_config(
 
 
 def _name_pattern(states: Sequence[Held], state: str, port: Literal["past", "present"]) -> str:
-    """The names of all layers, with %d in the place of the number."""
+    """The pattern of all layers' names, with %d for the layer's number."""
     first = next(held for held in states if held.state == state)
     return getattr(first, port).replace(f".{first.number}.", ".%d.")
 
 
 def _refuse(contract: Contract) -> None:
-    """Every input must be one that genai has something for, and every state keys or values. Raises GenaiError."""
+    """Raises GenaiError for an input that genai does not feed, or a state that is not keys or values."""
     for port in contract.inputs:
         if port.name not in _INPUTS:
             raise GenaiError(f"onnxruntime-genai does not feed model.onnx its input {port.name}")
@@ -146,7 +146,7 @@ def _refuse(contract: Contract) -> None:
 
 
 def _special_tokens(companions: Mapping[str, bytes], vocab: int) -> dict[str, Any]:
-    """eos, one id or several; bos where it is known; pad, which fills up batches, else the first eos."""
+    """The ids of eos, one or several; of bos where known; of pad, which is the first eos where none is known."""
     files = {name: _read(companions, name) for name in FILES}
     number = _read_tokens(companions).get
     try:
@@ -163,7 +163,7 @@ def _special_tokens(companions: Mapping[str, bytes], vocab: int) -> dict[str, An
 
 
 def _read_tokens(companions: Mapping[str, bytes]) -> dict[str, int]:
-    """Every token of tokenizer.json by its text: a vocabulary with numbers, or in their order with scores."""
+    """The id of every token of tokenizer.json by its text. A vocabulary has ids, or scores in the order of ids."""
     tokenizer = _read(companions, "tokenizer.json")
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
@@ -175,7 +175,7 @@ def _read_tokens(companions: Mapping[str, bytes]) -> dict[str, int]:
 
 
 def _search_defaults(companions: Mapping[str, bytes]) -> dict[str, Any]:
-    """Greedy, unless the checkpoint says how it is sampled."""
+    """The defaults of sampling: greedy, unless the checkpoint says otherwise."""
     file = "generation_config.json"
     said = {key: value for key, value in _read(companions, file).items() if key in _SEARCH and value is not None}
     for key, value in said.items():

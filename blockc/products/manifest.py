@@ -1,7 +1,7 @@
-"""manifest.json: what a build states of itself, and the digest of each of its files.
+"""manifest.json: what a build states about itself, and the digest of each of its files.
 
-One model, with which the manifest is written and with which everyone reads it. Whoever made the folder made the
-manifest too: it is typed here, and what a spec gives is compared by `misstated`.
+One pydantic model both writes and reads it. A manifest is as untrusted as its folder: this model checks its types, and
+`find_misstated` compares its statements with the spec.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ SPEC = "spec.resolved.yaml"
 TEXTS = ("model.py", "graph.txt", "report.json", SPEC)
 _FIXED = frozenset({*TEXTS, MODEL, PROOF, *COMPANIONS})
 _WEIGHTS = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")  # as a checkpoint's files are called
-FORMAT = 2  # a number for each set of keys: another one is another format
+FORMAT = 2  # raised whenever the set of keys changes
 
 
 class FolderError(BlockcError):
-    """A folder that is no build, or that must not become one."""
+    """A folder that is not a build, or that must not become one."""
 
 
 def file_names() -> frozenset[str]:
-    """Of all files whose digests a manifest may hold."""
+    """The names of all files whose digests a manifest may have."""
     return _FIXED.union(*(product.names for product in PRODUCTS.values()))
 
 
@@ -55,7 +55,7 @@ def writable(name: str) -> bool:
 
 
 def is_weights(name: str) -> bool:
-    """Whether a linked file of a checkpoint may be called so."""
+    """Whether a linked file of a checkpoint may have this name."""
     return _WEIGHTS.fullmatch(name) is not None
 
 
@@ -83,7 +83,7 @@ _EXACT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Versions(BaseModel):
-    """Of blockc and of what model.onnx is computed and written with: another one may give other bytes."""
+    """Versions of blockc and of the packages that compute and write model.onnx; other ones may give other bytes."""
 
     model_config = _EXACT
     blockc: Annotated[str, Field(max_length=100)]
@@ -92,7 +92,7 @@ class Versions(BaseModel):
 
 
 class LinkedFile(BaseModel):
-    """A linked file. Its size and its header tell whether it is the same: a copy has another time."""
+    """A linked file, identified by its size and header; its time would differ in a copy."""
 
     model_config = _EXACT
     name: Annotated[str, AfterValidator(_check_weights)]
@@ -114,7 +114,7 @@ class Data(BaseModel):
 
 
 class Weights(BaseModel):
-    """Where the parameters lie. `tensors`: with --deep, the digest of each linked tensor's bytes."""
+    """The files with the parameters. `tensors` has the digest of each linked tensor, with --deep."""
 
     model_config = _EXACT
     mode: Literal["link", "pack"]
@@ -149,7 +149,7 @@ class Manifest(BaseModel):
 
     @field_serializer("target", mode="wrap")
     def _serialise_target(self, target: Target, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An opset stands there where one was asked for: without, it is as builds have it that could ask for none."""
+        """Leaves out an opset that was not asked for, as in manifests written before the option existed."""
         said: dict[str, Any] = written(target)
         return said if target.opset is not None else {key: value for key, value in said.items() if key != "opset"}
 
@@ -160,7 +160,7 @@ class Manifest(BaseModel):
         return self
 
     def statements(self) -> dict[str, Any]:
-        """As JSON has them, in order; what was not set is left out."""
+        """The statements as JSON has them, in order; unset ones are left out."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def to_bytes(self) -> bytes:
@@ -176,13 +176,13 @@ class Manifest(BaseModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the build's files, but for the manifest's own."""
+        """The names of the build's files, except the manifest."""
         large = [*(source.name for source in self.sources), *([self.data.name] if self.data else [])]
         return (*self.files, *large)
 
 
 def statements_of(model: Compiled, target: Target) -> dict[str, Any]:
-    """What a manifest states of a model: all of it that a spec and a target give."""
+    """The statements of a manifest that follow from a model and a target."""
     return {
         "blockc_build": FORMAT,
         "name": model.spec.name,
@@ -194,14 +194,14 @@ def statements_of(model: Compiled, target: Target) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises FolderError where there is none, or where it is not as blockc writes it."""
+    """Reads a folder's manifest. Raises FolderError if it is missing, or not as this blockc writes it."""
     path = folder / MANIFEST
     try:
         manifest = typed(path, Manifest)
-        if manifest.statements() != json_object(path):  # a dataclass takes more keys than it has, and fewer
+        if manifest.statements() != json_object(path):  # a dataclass accepts unknown and missing keys
             raise FileError(f"{path}: holds other keys than blockc writes")
     except FileNotFoundError:
-        raise FolderError(f"{folder}: no {MANIFEST}, so no finished build") from None
+        raise FolderError(f"{folder}: no {MANIFEST}, so not a finished build") from None
     except FileError as error:
         why = _what_to_do(path) or f"build the folder again: {str(error).removeprefix(f'{path}: ')}"
         raise FolderError(f"{path}: not a manifest of this version of blockc: {why}") from None
@@ -209,7 +209,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _what_to_do(path: Path) -> str:
-    """With a folder that an older or a newer blockc wrote; empty where its manifest says neither."""
+    """Advice for a folder that an older or a newer blockc wrote; empty if its manifest shows neither."""
     if not (who := other_format(path)):
         return ""
     again = f"build the folder again: `blockc build SPEC --out {shlex.quote(str(path.parent))} --force`"
@@ -217,7 +217,7 @@ def _what_to_do(path: Path) -> str:
 
 
 def other_format(path: Path) -> str:
-    """Who wrote a manifest of another format, an older or a newer blockc; empty where it says neither."""
+    """Says whether an older or a newer blockc wrote a manifest of another format; empty if it shows neither."""
     try:
         said = json_object(path)
     except (FileError, OSError):
@@ -231,7 +231,7 @@ def other_format(path: Path) -> str:
 
 
 def find_misstated(manifest: Manifest, model: Compiled) -> tuple[str, ...]:
-    """The statements that are not what the spec gives now, by key."""
+    """The keys of statements that differ from what the spec gives now."""
     target, weights = manifest.target, manifest.weights
     if model.refuses(target, copied=weights is not None and weights.mode == "pack"):
         return ("target",)
@@ -240,7 +240,7 @@ def find_misstated(manifest: Manifest, model: Compiled) -> tuple[str, ...]:
 
 
 def is_linked_file(folder: Path, source: LinkedFile) -> bool:
-    """Whether the file beside the model is still the one that was linked: a copy is, whatever its time."""
+    """Whether the file beside the model has the size and header of the linked one. A copy has; time does not count."""
     try:
         (facts,) = locate_in_files([folder / source.name])[1]
     except (CheckpointError, OSError):
@@ -249,7 +249,7 @@ def is_linked_file(folder: Path, source: LinkedFile) -> bool:
 
 
 def digest_of(path: Path) -> str:
-    """Of a regular file, or of what a link leads to; else nothing."""
+    """The sha256 of a regular file, or of the file that a link leads to; else empty."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:
@@ -257,7 +257,7 @@ def digest_of(path: Path) -> str:
 
 
 def earlier_digests(folder: Path) -> dict[str, str]:
-    """The digests that a manifest of an earlier format holds, by name; empty where there is none that says so."""
+    """The digests in a manifest of an earlier format, by file name; empty where there is no such manifest."""
     try:
         said = json_object(folder / MANIFEST)
     except (FileError, OSError):

@@ -1,8 +1,8 @@
-"""Whose files lie in an output folder: what a build may replace or remove there, so that nobody's are lost.
+"""Which files of an output folder a build may replace or remove, so that no user's file is lost.
 
-Names that no build writes are never touched. Of the others a file may go where the manifest of a build owns it, which
-is to list its name and its digest; and where nothing is lost, for the same bytes come. All else wants `force`. The
-last name of weights never falls: what it is a link of may have been deleted since.
+Names that no build writes are never touched. Another file may be replaced if a build's manifest owns it, which means
+that it lists its name and digest, or if the new bytes are the same. Any other file needs `force`. The last name of a
+file of weights is never removed, because its other names may have been deleted.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Identity = tuple[int, int, int]
 
 
 def identity_of(path: Path) -> Identity:
-    """What tells a file, or a link itself, from the one that takes its name."""
+    """Inode, size and time of a file or of a link itself, which tell it from one that replaces it."""
     status = path.lstat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """A folder that a build is to be written to. `digests` caches sha256 by device, inode, size and mtime."""
+    """The folder to which a build is written. `digests` caches sha256 by device, inode, size and mtime."""
 
     folder: Path
     coming: Coming
@@ -52,7 +52,7 @@ class OutputFolder:
     digests: dict[tuple[int, ...], str] = field(default_factory=dict[tuple[int, ...], str])
 
     def refuse(self) -> None:
-        """Raises FolderError where a file would be lost, IsADirectoryError where a folder has a file's name."""
+        """Raises FolderError if a file would be lost, IsADirectoryError if a folder has a file's name."""
         there = _FolderContents(self)
         for name in self.coming:
             if not writable(name):
@@ -60,25 +60,25 @@ class OutputFolder:
             if (self.folder / name).is_dir() and not (self.folder / name).is_symlink():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.folder / name))
         if weights := [name for name in self.coming if is_weights(name) and there.is_last(name)]:
-            why = "weights that lie under no other name, and are not those to be built: move them, or build elsewhere"
+            why = "weights that have no other name, and are not those of this build: move them, or build elsewhere"
             raise FolderError(f"{self.folder / weights[0]}: {why}")
         lost = [] if self.force else [name for name in (*self.coming, *there.changed) if there.loses(name)]
         if lost:
-            why = f"{self.folder}: files that no build left as they are would be lost; nothing was written"
+            why = f"{self.folder}: files that are not as a build left them would be lost; nothing was written"
             advice = "move them, choose another folder with --out, or give --force to replace them"
             other = other_format(self.folder / MANIFEST)
             told = [f"{name}: {other}" if other and name == MANIFEST else name for name in lost]
             raise FolderError("\n  ".join([f"{why}:", *listed(told), advice]))
 
     def gone(self) -> list[str]:
-        """What an earlier build wrote, and this one does not."""
+        """The files that an earlier build wrote and this one does not."""
         there = _FolderContents(self)
         return [*there.surplus, *(there.changed if self.force else ())]
 
 
 @dataclass(frozen=True)
 class _FolderContents:
-    """What lies in the folder now."""
+    """The files that are in the folder now."""
 
     output: OutputFolder
 
@@ -91,7 +91,7 @@ class _FolderContents:
 
     @cached_property
     def listed(self) -> Mapping[str, str]:
-        """Digests by name."""
+        """The digests that the manifest lists, by name."""
         if self.manifest is None:
             return earlier_digests(self.output.folder) if self.output.force else {}
         data = self.manifest.data
@@ -99,7 +99,7 @@ class _FolderContents:
 
     @property
     def left(self) -> list[str]:
-        """Listed names that are there and will not be written."""
+        """Listed files that exist and will not be written."""
         names = self.manifest.names if self.manifest else tuple(self.listed)
         return [name for name in names if name not in self.output.coming and _is_file(self.output.folder / name)]
 
@@ -109,7 +109,7 @@ class _FolderContents:
 
     @cached_property
     def changed(self) -> list[str]:
-        """Surplus that is no longer what a build left. Weights of another's are no surplus; they just stay."""
+        """Surplus files that changed since a build. Weights of another origin are not surplus; they stay."""
         return [name for name in self.left if self.manifest and not is_weights(name) and not self.owns(name)]
 
     def owns(self, name: str) -> bool:
@@ -120,7 +120,7 @@ class _FolderContents:
         return any(source.name == name and is_linked_file(self.output.folder, source) for source in sources)
 
     def loses(self, name: str) -> bool:
-        """Whether something would be lost that no build has left there."""
+        """Whether a file would be lost that no build wrote."""
         path = self.output.folder / name
         if not os.path.lexists(path):
             return False
@@ -129,7 +129,7 @@ class _FolderContents:
         return not self.owns(name) and not self.is_same(name)
 
     def is_last(self, name: str) -> bool:
-        """Whether these bytes lie under no other name that is known, and are not those that come."""
+        """Whether the file has no other known name, and differs from the file that will replace it."""
         path = self.output.folder / name
         return _is_file(path) and not path.is_symlink() and path.lstat().st_nlink == 1 and not self.is_same(name)
 
@@ -142,7 +142,7 @@ class _FolderContents:
         return coming.is_file() and (path.samefile(coming) or filecmp.cmp(path, coming, shallow=False))
 
     def digest(self, path: Path) -> str:
-        """Of a regular file, or of what a link leads to; else nothing."""
+        """The cached sha256 of a regular file, or of the file that a link leads to; else empty."""
         if not path.is_file():
             return ""
         status = path.stat()
@@ -153,5 +153,5 @@ class _FolderContents:
 
 
 def _is_file(path: Path) -> bool:
-    """A file or a link, whatever that leads to."""
+    """Whether it is a file, or a link to anything."""
     return os.path.lexists(path) and not stat.S_ISDIR(path.lstat().st_mode)

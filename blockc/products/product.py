@@ -1,8 +1,8 @@
-"""product: files that lie beside model.onnx so that a runtime loads the folder as it is.
+"""product: files beside model.onnx with which a runtime loads the folder as it is.
 
-One file a product; `registry` lists them. A product says which graphs it takes, and makes its files from the contract
-of the graph and the companions of the checkpoint. Several products in one build share its weights: what two of them
-make must be the same bytes.
+Each product has a module; `registry` lists them. A product says which graphs it accepts, and makes its files from the
+contract of the graph and the companions of the checkpoint. Several products in one build share its weights, so a file
+that two of them make must have the same bytes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from blockc.weights.companions import COMPANIONS
 
 
 class ProductError(BlockcError):
-    """A build that a runtime does not load, or a checkpoint that does not say what the runtime must know."""
+    """A build that a runtime does not load, or a checkpoint that lacks what the runtime needs to know."""
 
 
 @dataclass(frozen=True)
 class ProductInputs:
-    """What a product may read: the spec, what model.onnx is for, how it is fed, and what comes with the checkpoint."""
+    """What a product may read: the spec, the target and contract of model.onnx, and the checkpoint's companions."""
 
     spec: Spec
     target: Target
@@ -37,10 +37,10 @@ def _no_notes(beside: ProductInputs) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Product:
-    """`runtime` is what loads the folder. `names` are of all files that it may make, beside the companions' own.
+    """`runtime` loads the folder. `names` are those of all files that the product may make, besides companions.
 
-    `requires` says why a target's graph does not do, or nothing; `files` makes the files, and raises ProductError;
-    `notes` are what a user should know of them.
+    `requires` says why a target's graph is not accepted, or returns an empty string; `files` makes the files, and
+    raises ProductError; `notes` are notes for the user.
     """
 
     name: str
@@ -52,8 +52,10 @@ class Product:
 
 
 def make_all_files(products: Sequence[Product], beside: ProductInputs) -> dict[str, bytes]:
-    """The files of all products. Raises ProductError where one does not take the graph, or makes a file that is none of
-    its `names`, or one that is unlike another product's or the checkpoint's.
+    """The files of all products.
+
+    Raises ProductError if a product does not accept the graph, makes a file that is not among its `names`, or makes a
+    file that differs from another product's or the checkpoint's.
     """
     made: dict[str, bytes] = {}
     of: dict[str, Product] = {}
@@ -62,18 +64,18 @@ def make_all_files(products: Sequence[Product], beside: ProductInputs) -> dict[s
     for product in products:
         for name, data in product.files(beside).items():
             if name not in product.names and name not in COMPANIONS:
-                raise ProductError(f"{product.runtime}: makes a file {name}, which is none of its names")
+                raise ProductError(f"{product.runtime}: makes a file {name}, which is not among its names")
             if beside.companions.get(name, data) != data:
-                raise ProductError(f"{product.runtime} wants another {name} than the checkpoint's: put that there")
+                raise ProductError(f"{product.runtime} needs another {name} than the checkpoint's: replace that one")
             if made.setdefault(name, data) != data:
                 first = of[name].runtime
-                raise ProductError(f"{first} and {product.runtime} want unlike files {name}: build each by itself")
+                raise ProductError(f"{first} and {product.runtime} need different files {name}: build each by itself")
             of.setdefault(name, product)
     return made
 
 
 def choose_products(names: Sequence[str], known: Mapping[str, Product]) -> tuple[Product, ...]:
-    """The products of these names, each once. Raises UsageError."""
+    """The products with these names, each once. Raises UsageError."""
     if strange := [name for name in names if name not in known]:
         raise UsageError(f"no product is called {strange[0]}: expected {' or '.join(sorted(known))}")
     return tuple(known[name] for name in dict.fromkeys(names))

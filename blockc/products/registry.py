@@ -1,4 +1,4 @@
-"""registry: the products that a build can have, by the name that `--target` takes."""
+"""registry: the products that a build can have, by their name in `--target`."""
 
 from __future__ import annotations
 

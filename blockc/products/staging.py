@@ -1,12 +1,12 @@
-"""A folder that is written all or nothing: every file is whole under another name before the first takes its own.
+"""Writes a folder all or nothing: every new file is complete before the first one gets its final name.
 
-New files lie in a folder inside the output. One rename of that folder decides; from there on a build that is killed is
-carried on by the next one, so that what is found is the old build or the new one. A folder without a manifest is no
-build: the manifest goes first and comes last. Two builds into one folder take turns by a lock of the folder itself,
-which ends with its holder: no file of a lock is left to grow stale.
+New files are written to a staging folder inside the output. One rename of the staging folder commits the build; if the
+build is killed after that, the next build finishes it, so the folder always has the old build or the new one. A folder
+without a manifest is not a build: the old manifest is removed first, and the new one is moved last. Two builds into one
+folder take turns by a lock on the folder itself, which ends with its process, so no stale lock file remains.
 
-What a killed build left is read with suspicion, for a folder of new files can be planted: it must be a folder of this
-user, name files that a build writes, and replace what lay there when the build decided and nothing else.
+Files of a killed build are untrusted, since someone else may have put them there. The staging folder must belong to
+this user, name only files that a build writes, and replace only the files that were there at the commit.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ try:
 except ImportError:  # not on Windows: there two builds into one folder are the user's to keep apart
     fcntl = None
 
-WAIT = 60.0  # seconds for another build's files to take their names
+WAIT = 60.0  # seconds to wait for another build
 _PREFIX = ".blockc-"
 _STAGE = re.compile(re.escape(_PREFIX) + r"\w{8}")  # as tempfile names it
 _DECIDED = ".blockc.next"
-_MARK = ".stage"  # an empty file that says whose folder this is
-_ORDER = ".order.json"  # in the folder of new files: their names in order, and the names that go
+_MARK = ".stage"  # an empty file that marks a staging folder
+_ORDER = ".order.json"  # in the staging folder: the names of new files in order, and of files to remove
 _STEP = 0.02  # seconds between two looks at a lock
-# What to do about an error of the system where a build is written.
+# What to do about an operating system's error while a build is written.
 _ADVICE = {
     errno.ENOSPC: "free some space, or build elsewhere with --out DIR",
     errno.EDQUOT: "free some space, or build elsewhere with --out DIR",
@@ -53,7 +53,7 @@ _ADVICE = {
 
 
 class _Order(BaseModel):
-    """What was decided. `there`: what lay under each of the names, which alone may fall."""
+    """What a build commits. `there` identifies the old file of each name; no other file may be replaced."""
 
     model_config = ConfigDict(extra="forbid")
     names: list[str]
@@ -63,9 +63,9 @@ class _Order(BaseModel):
 
 @contextmanager
 def staging(out: Path) -> Generator[Path]:
-    """A folder inside `out` for the files to come, gone afterwards; and `out` too if it was made for nothing.
+    """A staging folder inside `out`, removed afterwards, as is `out` if it was made for a build that failed.
 
-    An error of the system names the file that was to be written, and says what to do.
+    An OSError names the final path of the file that was being written, and says what to do.
     """
     made = [folder for folder in (out, *out.parents) if not os.path.lexists(folder)]
     stage: Path | None = None
@@ -93,7 +93,7 @@ def staging(out: Path) -> Generator[Path]:
 
 
 def _explain(error: OSError, out: Path, stage: Path | None) -> OSError:
-    """The error with the name that the file was to have, and with advice. As it came where it speaks of elsewhere."""
+    """The error with the file's final path and with advice; unchanged if it is about a path elsewhere."""
     here = Path(os.path.abspath(out))
     named = here if error.filename is None else Path(os.path.abspath(os.fsdecode(error.filename)))
     path = here / named.relative_to(stage) if stage is not None and named.is_relative_to(stage) else named
@@ -104,7 +104,7 @@ def _explain(error: OSError, out: Path, stage: Path | None) -> OSError:
 
 
 def make_ready(output: OutputFolder) -> None:
-    """Before anything is computed: what a killed build had decided is carried on, and what would lose files refused."""
+    """Finishes a build that was killed, and refuses a build that would lose files, before anything is computed."""
     if output.folder.exists():
         with _hold_lock(output.folder):
             _carry_on(output.folder)
@@ -112,9 +112,9 @@ def make_ready(output: OutputFolder) -> None:
 
 
 def commit(stage: Path, output: OutputFolder, names: Sequence[str]) -> None:
-    """The staged files take their names, in this order; the manifest is the last of them.
+    """Moves the staged files to their names, in this order; the manifest is the last of them.
 
-    What an earlier build wrote and this one does not is removed. Raises what `Output.refuse` does.
+    Files that an earlier build wrote and this one does not are removed. Raises what `OutputFolder.refuse` does.
     """
     out = output.folder
     with _hold_lock(out):
@@ -133,12 +133,12 @@ def commit(stage: Path, output: OutputFolder, names: Sequence[str]) -> None:
 
 
 def is_unfinished(out: Path) -> bool:
-    """Whether a build stopped while its files took their names."""
+    """Whether a build stopped while its files were moved to their names."""
     return os.path.lexists(out / _DECIDED / MANIFEST) or (out / _DECIDED).is_symlink()
 
 
 def _carry_on(out: Path) -> None:
-    """From wherever a build stopped behind its decision; each step can be taken twice. Nothing where none did."""
+    """Finishes a committed build from wherever it stopped, if there is one. Each step may be repeated."""
     decided = out / _DECIDED
     if not os.path.lexists(decided):
         return
@@ -158,11 +158,11 @@ def _carry_on(out: Path) -> None:
     try:
         decided.rmdir()
     except OSError:
-        raise FolderError(f"{decided}: holds files that no build leaves there: remove it, and build again") from None
+        raise FolderError(f"{decided}: has files that no build leaves there: remove it, and build again") from None
 
 
 def _read_order(out: Path) -> _Order:
-    """What is left to do, wholly checked before any of it is done. Raises FolderError."""
+    """What a committed build has left to do, checked before any of it is done. Raises FolderError."""
     decided = out / _DECIDED
     try:
         order = typed(decided / _ORDER, _Order)
@@ -174,26 +174,26 @@ def _read_order(out: Path) -> _Order:
         raise FolderError(f"{decided}: not what a build leaves: remove it, and build again")
     falls = [name for name in dict.fromkeys((*new, *order.gone)) if os.path.lexists(out / name)]
     if other := [name for name in falls if order.there.get(name) != identity_of(out / name)]:
-        why = f"{out}: a build was interrupted here, and these files are others since"
+        why = f"{out}: a build was interrupted here, and these files changed since"
         advice = f"remove {decided}, and build again"
         raise FolderError("\n  ".join([f"{why}:", *listed(other), advice]))
     return order
 
 
 def _remove(path: Path) -> None:
-    """Of weights never the last name: the file that this is a link of may have been deleted since."""
+    """Removes a file, except the last name of weights: the file to which it was linked may have been deleted."""
     if os.path.lexists(path) and not (is_weights(path.name) and path.lstat().st_nlink == 1 and not path.is_symlink()):
         path.unlink()
 
 
 def _is_own(folder: Path) -> bool:
-    """A folder itself, no link of one, and of this user."""
+    """Whether it is a folder, not a link to one, and belongs to this user."""
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and (not hasattr(os, "geteuid") or status.st_uid == os.geteuid())
 
 
 def _clear_abandoned(stage: Path) -> None:
-    """A living build holds its folder's lock, and what no build made has not its mark."""
+    """Removes a staging folder if it has the mark of one and no running build holds its lock."""
     if not _STAGE.fullmatch(stage.name) or not _is_own(stage):
         return
     try:
@@ -208,7 +208,7 @@ def _clear_abandoned(stage: Path) -> None:
 
 @contextmanager
 def _hold_lock(folder: Path) -> Generator[None]:
-    """Raises TimeoutError where another holds the folder for longer than it can need."""
+    """Holds the folder's lock. Raises TimeoutError if another build holds it longer than it can need."""
     end = time.monotonic() + WAIT
     while True:
         try:
@@ -227,9 +227,9 @@ def _hold_lock(folder: Path) -> Generator[None]:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock until it is closed; None where none can be had.
+    """A descriptor that holds the folder's lock until it is closed; None where the system has no locks.
 
-    Raises BlockingIOError where another process, or another descriptor of this one, holds it.
+    Raises BlockingIOError if another process, or another descriptor of this one, holds it.
     """
     if fcntl is None:
         return None
@@ -246,7 +246,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _name_holder(folder: Path) -> str:
-    """Who holds the lock, as far as the system says: ", process 4711,"."""
+    """The process that holds the lock, as ", process 4711,"; empty where the system does not say."""
     try:
         locks = Path("/proc/locks").read_text(encoding="utf-8")
     except OSError:

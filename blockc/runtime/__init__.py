@@ -1,9 +1,9 @@
-"""A build with weights, run by onnxruntime: token ids to logits, to tokens, to text.
+"""Runs a build with weights in onnxruntime: from token ids to logits, to tokens, to text.
 
 from blockc.runtime import Sampler, Session
 session = Session("out/smollm2")
 for step in session.generate([[1, 2, 3], [4, 5]], 20, stop={2}, sampler=Sampler(0.8, top_p=0.9)):
-    print(step)                                        # one token a row, None behind a row's end
+    print(step)                                        # one token a row, None after a row's end
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory that a session's calls share: the cache, and the small tensors that go in and come out beside it."""
+"""Memory that a session's calls share: the cache, and the small tensors of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from blockc.graph.contract import Held
 from blockc.ir import Array
 from blockc.runtime.opening import OpenModel
 
-# By onnx's number; bf16 as its bits.
+# NumPy's dtypes by onnx's number; bf16 as bits.
 _NUMPY = {one.onnx: np.dtype(one.numpy) for one in (*FLOATS.values(), *INTEGERS.values())}
 
 
 def on_cpu(array: Array, element: int) -> Any:
-    """The array as onnxruntime sees it; one piece of memory."""
+    """An OrtValue that shares the array's memory."""
     from onnxruntime import OrtValue
 
     return OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
 
 
 class HostTensor:
-    """A tensor on the CPU whose memory stays while its shape changes."""
+    """A tensor on the CPU that keeps its memory while its shape changes."""
 
     def __init__(self, element: int) -> None:
         self.element = element
@@ -34,7 +34,7 @@ class HostTensor:
         self.value: Any = None
 
     def reshape(self, *shape: int) -> Array:
-        """To be written or read, with what it held before no longer meant."""
+        """The array in this shape, in the same memory if it fits; its old content is undefined."""
         size = math.prod(shape)
         if size > self.flat.size:
             self.flat = np.zeros(max(size, 2 * self.flat.size), self.flat.dtype)
@@ -52,7 +52,7 @@ class HostTensor:
 
 
 class DeviceTensor:
-    """A tensor of one shape in a provider's memory, written from the CPU and read there by copying."""
+    """A tensor of one shape in a provider's memory. Writing copies from the CPU, reading copies to it."""
 
     def __init__(self, element: int, shape: tuple[int, ...], provider: str) -> None:
         from onnxruntime import OrtValue
@@ -61,7 +61,7 @@ class DeviceTensor:
         self.value: Any = OrtValue.ortvalue_from_shape_and_type(shape, element, provider, 0)
 
     def write(self, array: Array) -> None:
-        if array.shape != self.shape:  # onnxruntime does not look
+        if array.shape != self.shape:  # onnxruntime does not check
             raise ValueError(f"an array of {array.shape} for a tensor of {self.shape}")
         self.value.update_inplace(np.ascontiguousarray(array))
 
@@ -70,17 +70,18 @@ class DeviceTensor:
 
 
 class SessionCache:
-    """The states of all layers, `length` tokens long where they grow, bound as past and present of every call.
+    """The states of all layers, bound as past and present of every call; those that grow have `length` tokens.
 
-    A layer whose graph writes in place has one buffer for both. Another's present is a new tensor, and the next call's
-    past; there `length` is no matter. Buffers begin as zeros: what is not seen yet weighs 0, and 0 * NaN is not 0.
+    A layer whose graph writes in place has one buffer for both. In another layer each present is a new tensor, which is
+    the past of the next call; `length` does not matter there. Buffers start as zeros, because slots that are not seen
+    have the weight 0, and 0 * NaN is not 0.
     """
 
     def __init__(self, model: OpenModel, rows: int, length: int) -> None:
         self.model, self.rows, self.length = model, rows, length
         self.binding = model.session.io_binding()
         for port in model.contract.outputs:
-            self.binding.bind_output(port.name, "cpu")  # the first of the outputs, as they come back
+            self.binding.bind_output(port.name, "cpu")  # get_outputs() returns these first
         self.buffers: dict[str, Any] = {}
         for held in model.contract.held:
             if held.in_place:
@@ -93,7 +94,7 @@ class SessionCache:
         return all(held.in_place for held in self.model.contract.held)
 
     def run(self, inputs: Mapping[str, HostTensor], outputs: Mapping[str, HostTensor]) -> None:
-        """One call. Its new states are then here, and what else comes out in the memory that is given."""
+        """Runs one call. It updates the states here, and writes its other outputs to `outputs`."""
         for name, kept in inputs.items():
             self.binding.bind_ortvalue_input(name, kept.value)
         for name, kept in outputs.items():
@@ -107,7 +108,7 @@ class SessionCache:
                     self._pass_on(held, value)
 
     def grow(self, length: int) -> None:
-        """Longer buffers, with what these hold. One layer after another, so that little is held twice."""
+        """Makes the buffers longer and keeps their content. It goes layer by layer, so that little is held twice."""
         longer = length - self.length
         self.length = length
         for held in self.model.contract.held:
@@ -116,7 +117,7 @@ class SessionCache:
                 self._fix(held, np.pad(self.buffers[held.past].numpy(), room))
 
     def bind(self, binding: Any, held: Held) -> None:
-        """A buffer as past and present, by its address: of bf16 NumPy knows the bits alone."""
+        """Binds a buffer as past and present, by its address, since NumPy has only the bits of bf16."""
         address = self.buffers[held.past].data_ptr()
         place = (self.model.provider, 0, self.model.type_of(held.dtype), self._shape(held), address)
         binding.bind_input(held.past, *place)
@@ -129,7 +130,7 @@ class SessionCache:
         return np.zeros(self._shape(held), _NUMPY[self.model.type_of(held.dtype)])
 
     def _first(self, held: Held) -> Any:
-        """What the first call is given: nothing of a state that grows, zeros of one that does not."""
+        """The past of the first call: empty for a state that grows, zeros for one of fixed size."""
         from onnxruntime import OrtValue
 
         element = self.model.type_of(held.dtype)
@@ -139,14 +140,14 @@ class SessionCache:
         return value
 
     def _fix(self, held: Held, array: Array) -> None:
-        """The array as past and present of all calls. On the CPU it is the buffer; elsewhere its copy is."""
+        """Makes the array past and present of all calls. On the CPU it is the buffer itself, elsewhere it is copied."""
         from onnxruntime import OrtValue
 
         self.buffers[held.past] = OrtValue.ortvalue_from_numpy(array, self.model.provider, 0)
         self.bind(self.binding, held)
 
     def _pass_on(self, held: Held, value: Any) -> None:
-        """The next call's past, and a present that onnxruntime finds memory for."""
+        """Binds a value as the next call's past, and lets onnxruntime allocate the present."""
         self.binding.bind_ortvalue_input(held.past, value)
         self.binding.bind_output(held.present, self.model.provider)
         self.buffers[held.past] = value

@@ -1,6 +1,6 @@
-"""A conversation as the text that a model was taught to go on from, by the template of its checkpoint.
+"""A conversation as the text that a model was trained to continue, by the checkpoint's chat template.
 
-The template is foreign code. A process of its own renders it, within limits of memory and time: see template.py.
+The template is untrusted code. A separate process renders it, with limits of memory and time: see template.py.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from blockc.runtime.text import Tokenizer, optional_object
 from blockc.weights.special import TOKENIZER
 
 _TEMPLATE = "chat_template.jinja"
-MOST = 1_000_000  # characters, of a template and of what it writes
+MOST = 1_000_000  # characters, of a template and of its output
 MAX_MEMORY = 1 << 29  # bytes, of the process that renders it
-MAX_SECONDS = 2  # of a processor
-MAX_WAIT = 20  # seconds, on a machine that has much else to do
+MAX_SECONDS = 2  # of processor time
+MAX_WAIT = 20  # seconds of wall time, for a busy machine
 
 
 def prompt_ids(
     folder: Path, tokenizer: Tokenizer, text: str, chat: bool = False, system: str | None = None
 ) -> list[int]:
-    """The tokens that a text is gone on from; with `chat` it is said to an assistant, who was told `system` before."""
+    """The token ids of a prompt. With `chat` it is a message to an assistant, after the system message `system`."""
     if chat:
         told = [] if system is None else [{"role": "system", "content": system}]
         return tokenizer.encode(
@@ -37,11 +37,11 @@ def prompt_ids(
         )
     if ids := tokenizer.encode(text):
         return ids
-    raise UsageError("is empty, and this tokenizer begins no text by itself", "prompt")
+    raise UsageError("is empty, and this tokenizer adds no token at the start", "prompt")
 
 
 def render_chat(folder: Path, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:
-    """The conversation, up to where the assistant speaks. Raises SessionError."""
+    """The text of a conversation, up to the assistant's next message. Raises SessionError."""
     given = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
     said = _run_renderer(_read_template(folder), given | tokenizer.special)
     if "text" not in said:
@@ -50,7 +50,7 @@ def render_chat(folder: Path, tokenizer: Tokenizer, messages: Sequence[dict[str,
 
 
 def _run_renderer(text: str, given: dict[str, Any]) -> dict[str, str]:
-    """By a new Python, which reads neither the environment nor what is installed beside jinja2."""
+    """Renders in a new Python process, which ignores the environment and all packages but jinja2."""
     import jinja2
     import markupsafe
 
@@ -60,14 +60,14 @@ def _run_renderer(text: str, given: dict[str, Any]) -> dict[str, str]:
     try:
         done = subprocess.run(command, input=json.dumps(asked).encode(), capture_output=True, timeout=MAX_WAIT)
         return json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, ValueError):  # killed, or by the system before it had said anything
+    except (subprocess.TimeoutExpired, ValueError):  # killed, by the timeout or by the system
         return {"error": f"it takes more than {MAX_SECONDS} seconds, or more than {MAX_MEMORY >> 20} MiB of memory"}
     except OSError as error:
         return {"error": f"no process could be started for it: {error.strerror}"}
 
 
 def _read_template(folder: Path) -> str:
-    """chat_template.jinja, else chat_template of tokenizer_config.json: a text, or several by name."""
+    """The text of chat_template.jinja, else of chat_template in tokenizer_config.json, which may hold several."""
     path = folder / _TEMPLATE
     try:
         found: Any = bounded(path, 4 * MOST).decode()  # a character has four bytes at most

@@ -1,4 +1,4 @@
-"""A build's folder, opened: its manifest read, its weights compared, its model in a session of onnxruntime."""
+"""Opens a build's folder: reads its manifest, checks its weights, and loads its model into onnxruntime."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from blockc.products.manifest import (
 from blockc.weights.checkpoint import linked_checkpoint
 
 PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-# TF32 keeps ten bits of fp32's twenty-three; the skip norm adds up in fp16 unless it is told not to.
+# TF32 keeps ten of fp32's twenty-three bits; without the other option the skip norm accumulates in fp16.
 _CUDA = {"use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
 _QUIET = 4
 INT64 = INTEGERS["int"].onnx
 ONNX_FLOATS = {one.onnxruntime: one.onnx for one in FLOATS.values()}
 ONNX_TYPES = ONNX_FLOATS | {one.onnxruntime: one.onnx for one in INTEGERS.values()}
-# Older kernels of GatherND and Concat have a graph copy, at each replay, from memory of the host that is gone by then.
+# With older kernels of GatherND and Concat, each replay of a graph copies from host memory that has been freed.
 CAPTURES = "1.31.1"
 
 
@@ -47,12 +47,12 @@ class SessionError(BlockcError):
 
 
 class ProviderError(SessionError):
-    """onnxruntime has not the provider that was asked for."""
+    """onnxruntime does not have the provider that was asked for."""
 
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model that can be run, and how it wants to be fed. `captured`: decode steps are replayed as a CUDA graph."""
+    """A model in onnxruntime, and its contract. `captured`: decode steps are replayed as a CUDA graph."""
 
     name: str
     context: int
@@ -65,21 +65,21 @@ class OpenModel:
 
     @property
     def binds_steps(self) -> bool:
-        """A decode step is bound once. On the CPU that saves nothing, and a mask as long as the buffers is work."""
+        """Whether decode steps are bound once. On the CPU that saves nothing, and the full-length mask costs time."""
         return self.contract.fixed and (self.captured or self.provider != "cpu")
 
     def type_of(self, dtype: Dtype) -> int:
-        """onnx's number of a type: float is the model's own."""
+        """onnx's number of a dtype; that of float is the model's own type."""
         return self.element if dtype == "float" else stored_as(dtype, "fp32").onnx
 
     def width(self, port: Port) -> int:
-        """The last axis of an output."""
+        """The size of an output's last axis."""
         size = port.shape[-1]
         assert isinstance(size, int)
         return size
 
     def options(self, graph: int) -> Any:
-        """Of a call: the number of its capture, -1 for a call that is not captured."""
+        """The run options of a call. `graph` is the number of its capture, -1 for a call that is not captured."""
         if not self.captured:
             return None
         import onnxruntime
@@ -92,9 +92,9 @@ class OpenModel:
 def open_model(
     folder: Path, provider: Provider, threads: int | None, prepack: bool, capture: bool = False
 ) -> OpenModel:
-    """`capture` makes the session one whose decode steps are CUDA graphs. Raises SessionError.
+    """Opens a build; with `capture` its decode steps are CUDA graphs. Raises SessionError.
 
-    What the manifest states and the model is fed by is worked out anew: from the spec, and from the graph itself.
+    Statements of the manifest are not trusted: they are compared with the spec and with the graph itself.
     """
     manifest = manifest_of(folder)
     target = manifest.target
@@ -108,11 +108,11 @@ def open_model(
         _refuse_capture(folder, target, provider)
     session = session_at(folder / MODEL, provider, threads, prepack, capture)
     if found := find_misstated(manifest, made):
-        raise SessionError(f"{folder / MANIFEST}: {found[0]} is not what spec and model say: build the folder again")
+        raise SessionError(f"{folder / MANIFEST}: {found[0]} differs from the spec: build the folder again")
     contract = manifest.contract
     if not contract.held:
         raise SessionError(
-            f"{folder}: the model has no cache, as one that looks both ways has none: nothing to go on from"
+            f"{folder}: the model has no cache, for instance because it attends both ways, so it cannot generate"
         )
     model = OpenModel(
         name=made.spec.name,
@@ -141,7 +141,7 @@ def manifest_of(folder: Path) -> Manifest:
 
 
 def _refuse_ports(folder: Path, model: OpenModel) -> None:
-    """What goes in and comes out is bound by the contract, so it must be the graph's."""
+    """Raises SessionError unless the graph has the inputs and outputs of the contract, by which they are bound."""
     contract = model.contract
     given = [*contract.inputs, *(Port(held.past, held.dtype, held.shape) for held in contract.held)]
     made = [*contract.outputs, *(Port(held.present, held.dtype, held.shape) for held in contract.held)]
@@ -149,11 +149,11 @@ def _refuse_ports(folder: Path, model: OpenModel) -> None:
         says = {port.name: (model.type_of(port.dtype), _fixed_sizes(port.shape)) for port in wanted}
         has = {v.name: (ONNX_TYPES.get(v.type), _fixed_sizes(v.shape)) for v in found}
         if says != has:
-            raise SessionError(f"{folder / MANIFEST}: contract is not what {MODEL} is: build the folder again")
+            raise SessionError(f"{folder / MANIFEST}: contract differs from {MODEL}: build the folder again")
 
 
 def _fixed_sizes(shape: Sequence[int | str | None]) -> tuple[int | None, ...]:
-    """The sizes that are numbers, each in its place."""
+    """A shape with None for each size that is not a number."""
     return tuple(size if isinstance(size, int) else None for size in shape)
 
 
@@ -168,9 +168,9 @@ def _no_weights_message(folder: Path) -> str:
 
 
 def _refuse_changed(folder: Path, manifest: Manifest) -> None:
-    """What is read must be what was built: the spec and the graph by digest, large files by what tells cheaply.
+    """Raises SessionError for files that changed since the build.
 
-    What was linked goes by size and header, packed data by its size.
+    The spec and the graph are compared by digest, linked files by size and header, packed data by size.
     """
     for name in (SPEC, MODEL):
         if digest_of(folder / name) != manifest.files[name]:
@@ -190,7 +190,7 @@ def _refuse_changed(folder: Path, manifest: Manifest) -> None:
 
 
 def _refuse(folder: Path, target: Target, provider: Provider) -> None:
-    """A provider's own graph elsewhere, where its kernels are missing."""
+    """Raises SessionError for a graph whose kernels the provider lacks."""
     if provider == "cpu" and target.dtype not in COMPUTES["cpu"]:
         raise SessionError(
             f"{folder}: computes in {target.dtype}, which onnxruntime's CPU kernels do not: run it with cuda"
@@ -200,7 +200,7 @@ def _refuse(folder: Path, target: Target, provider: Provider) -> None:
 
 
 def _refuse_old(folder: Path, target: Target) -> None:
-    """A runtime that does not open the graph, or computes it wrong."""
+    """Raises SessionError for an onnxruntime too old to open the graph or to compute it right."""
     import onnxruntime
 
     wanted = oldest_release(target)
@@ -208,15 +208,15 @@ def _refuse_old(folder: Path, target: Target) -> None:
         package = WITH_CUDA if target.provider == "cuda" else "onnxruntime"
         fit = opset_for(target, onnxruntime.__version__)
         raise SessionError(
-            f"{folder}: this onnxruntime is {onnxruntime.__version__}, and its graph wants {wanted} or later: "
+            f"{folder}: this onnxruntime is {onnxruntime.__version__}, and its graph needs {wanted} or later: "
             f"{pip('-U', f'{package}>={wanted}')}" + (f", or build it with --opset {fit}" if fit else "")
         )
 
 
 def _refuse_capture(folder: Path, target: Target, provider: Provider) -> None:
-    """What a CUDA graph cannot be made of: nodes that run elsewhere, and results that would be copied out of it."""
+    """Raises SessionError where no CUDA graph can be made: nodes run elsewhere, or all logits would be copied out."""
     if provider != "cuda" or target.provider != "cuda":
-        raise SessionError(f"{folder}: a CUDA graph is one of --ep cuda, both of the build and of the run")
+        raise SessionError(f"{folder}: a CUDA graph needs --ep cuda, both for the build and for the run")
     if not target.top:
         raise SessionError(
             f"{folder}: gives all logits of a token, which a CUDA graph would leave on the device: build it with "
@@ -232,7 +232,7 @@ def _refuse_capture(folder: Path, target: Target, provider: Provider) -> None:
 
 
 def session_at(path: Path, provider: Provider, threads: int | None, prepack: bool, capture: bool = False) -> Any:
-    """The model in onnxruntime; without `prepack` its matrices stay as they lie in their files. Raises SessionError."""
+    """Opens a model in onnxruntime; without `prepack` matrices stay in their files' order. Raises SessionError."""
     import onnxruntime
 
     failed = _load_cuda(onnxruntime) if provider == "cuda" else ""
@@ -251,14 +251,14 @@ def session_at(path: Path, provider: Provider, threads: int | None, prepack: boo
     if session.get_providers()[0] != PROVIDERS[provider]:  # it falls back in silence
         raise ProviderError(
             f"cuda was asked for, and onnxruntime would run on {', '.join(session.get_providers())}: its CUDA provider "
-            f"did not start{failed}. It wants an NVIDIA driver (see nvidia-smi), and CUDA and cuDNN, which "
+            f"did not start{failed}. It needs an NVIDIA driver (see nvidia-smi), and CUDA and cuDNN, which "
             f"{pip(WITH_CUDA)} brings"
         )
     return session
 
 
 def _load_cuda(onnxruntime: Any) -> str:
-    """Loads the libraries of CUDA that pip has installed. (What failed first, which onnxruntime prints.)"""
+    """Loads CUDA's libraries as installed by pip. (The first failure, which onnxruntime prints.)"""
     found = onnxruntime.get_available_providers()
     if PROVIDERS["cuda"] not in found:
         raise ProviderError(

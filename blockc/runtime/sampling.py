@@ -1,4 +1,4 @@
-"""From logits to a token: the largest, or one drawn from what temperature, top-k and top-p leave."""
+"""From logits to a token: the likeliest, or one drawn with temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from blockc.ir import Array
 
 @dataclass(frozen=True)
 class TopLogits:
-    """Each row's K highest logits (B, K), largest first and of equal ones the lowest token, and their tokens (B, K)."""
+    """The K highest logits of each row (B, K), largest first, and their tokens (B, K). Ties are in token order."""
 
     logits: Array
     tokens: Array
 
     def argmax(self, axis: int = -1) -> Array:
-        """The likeliest token of each row, as of logits of every token."""
+        """The likeliest token of each row (B), as for all logits."""
         return self.tokens[:, 0]
 
 
@@ -28,14 +28,14 @@ Choose = Callable[[Logits], Array]  # a token of each row: (B)
 
 
 def greedy(logits: Logits) -> Array:
-    """argmax of each row"""
+    """The argmax of each row: (B, V) -> (B)"""
     return logits.argmax(axis=-1)
 
 
 def choose_sampler(
     temperature: float, top_k: int | None = None, top_p: float | None = None, seed: int | None = None
 ) -> Choose:
-    """A sampler at a temperature above 0, else greedy. Raises UsageError for what speaks of drawing then."""
+    """A sampler for a temperature above 0, else greedy. Raises UsageError for options of sampling at temperature 0."""
     if temperature:
         return Sampler(temperature, top_k, top_p, seed)
     given = {"top_k": top_k, "top_p": top_p, "seed": seed}
@@ -45,11 +45,11 @@ def choose_sampler(
 
 
 class Sampler:
-    """t ~ softmax(logits / temperature), cut to the top_k likeliest, of these to the fewest that sum up to top_p.
+    """t ~ softmax(logits / temperature), among the top_k likeliest, and of these the fewest that sum up to top_p.
 
-    Each row draws from a stream of its own, seeded by `seed` and its number: a prompt gets the same text in a batch as
-    alone in its place, and of the highest logits alone the one that it gets of all. Raises UsageError for what is no
-    such number, and for logits that are fewer than top_k.
+    Each row draws from its own random stream, seeded by `seed` and the row's number. So a row gets the same text
+    whatever the other rows are, and from the highest logits the same as from all. Raises UsageError for numbers out of
+    range, and for fewer logits than top_k.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Sampler:
         self.streams: list[np.random.Generator] = []
 
     def lacks(self, k: int) -> str:
-        """Why the k highest logits are too few to draw from, or nothing."""
+        """Why the k highest logits are too few to draw from; empty if they are enough."""
         if self.top_k is None:
-            return f"it gives the {k} highest logits of a token, and without top_k all are drawn from"
+            return f"it gives the {k} highest logits of a token, and without top_k all are needed"
         return f"it gives the {k} highest logits of a token, and top_k is {self.top_k}" if self.top_k > k else ""
 
     def __call__(self, logits: Logits) -> Array:
@@ -85,7 +85,7 @@ class Sampler:
         return int(tokens[np.searchsorted(summed, stream.random() * summed[-1], side="right")])
 
     def probabilities(self, row: Array) -> tuple[Array, Array]:
-        """What may be drawn of a row of logits (V), and the probability of each."""
+        """(The tokens that may be drawn from a row of logits (V); the probability of each.)"""
         tokens = np.arange(len(row)) if self.top_k is None else highest(row, min(self.top_k, len(row)))
         scaled = row[tokens].astype(np.float64) / self.temperature
         odds = np.exp(scaled - scaled.max())
@@ -99,7 +99,7 @@ class Sampler:
 
 
 def highest(row: Array, k: int) -> Array:
-    """Where the k largest of a row are, the largest first, of equal ones the first."""
+    """The indices of the k largest numbers of a row, largest first; equal ones in order."""
     least = np.partition(row, -k)[-k]
     found = np.flatnonzero(row >= least)
     return found[np.argsort(-row[found], kind="stable")][:k]

@@ -1,4 +1,4 @@
-"""Prefill and decode on one cache, whatever the graph's way of holding it.
+"""Prefill and decode with one cache, for graphs with any kind of cache.
 
 B rows, S new tokens, T columns of the mask, V vocab.
 """
@@ -19,14 +19,14 @@ from blockc.runtime.sampling import Choose, Logits, Sampler, TopLogits, greedy
 from blockc.runtime.step import DecodeStep
 from blockc.weights.safetensors import widen
 
-ROUND = 256  # tokens by which the buffers of a captured step are made longer, so that few lengths are captured
+ROUND = 256  # tokens; the buffers of a captured step have a multiple of it, so that few lengths are captured
 
 
 class Session:
-    """A build's model and the cache of the rows that it reads.
+    """A build's model, and the cache of the rows that it has read.
 
-    A row's tokens follow one another from the left; short rows are filled up on the right, and nothing of that is seen.
-    Raises SessionError where the folder cannot be run, ProviderError where onnxruntime has not the provider.
+    Rows start at the left; short rows are padded on the right, and the padding is masked. Raises SessionError if the
+    folder cannot be run, ProviderError if onnxruntime lacks the provider.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class Session:
         prepack: bool = True,
         capture: bool = False,
     ) -> None:
-        """`prepack` copies the matrices into the order in which kernels read them: slower to open, then faster.
+        """Opens a build. `prepack` copies matrices into the order of the kernels: slower to open, faster to run.
 
-        `capture` runs decode steps as a CUDA graph. All calls must then come from one thread.
+        `capture` runs decode steps as a CUDA graph; then all calls must come from one thread.
         """
         self._start(open_model(Path(folder), provider, threads, prepack, capture))
 
     @classmethod
     def of(cls, model: OpenModel) -> Session:
-        """A session of a model that is open."""
+        """A session with an open model."""
         made = cls.__new__(cls)
         made._start(model)
         return made
@@ -61,32 +61,32 @@ class Session:
 
     @property
     def buffered(self) -> bool:
-        """The mask is as long as the cache in every call."""
+        """Whether the mask of every call is as long as the cache."""
         return self.model.contract.feeding == "buffer"
 
     @property
     def context(self) -> int:
-        """The most tokens of a row."""
+        """The largest number of tokens in a row."""
         return self.model.context
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """How many tokens of each row the cache holds."""
+        """The number of tokens of each row in the cache."""
         return tuple(self._lengths.tolist())
 
     def reset(self) -> None:
-        """Forgets all rows. What is captured stays, with its memory, for rows of the same number."""
+        """Forgets all rows. A captured step keeps its memory, for the same number of rows."""
         if not self.model.captured:
             self.cache = self.step = None
         self._lengths = np.zeros(0, np.int64)
         self._mask = np.zeros((0, 0), np.int64)  # (B, length of the cache): 1 at tokens
-        self._columns = 0  # how many of the mask are in use
+        self._columns = 0  # of the mask that are in use
 
     def prefill(self, rows: Sequence[Sequence[int]], room: int = 0) -> Logits:
-        """Reads new tokens of each row; logits (B, V) of each row's last one, in float32, or the highest of them.
+        """Reads new tokens of each row. Returns float32 logits (B, V) after each row's last token, or the highest ones.
 
-        On an empty cache these are the rows; later they go on, and must be as many. Memory is taken for `room` tokens
-        beyond these; more is taken when more come. Raises SessionError.
+        On an empty cache this starts the rows; later calls extend them, and need as many rows. The cache gets `room`
+        for more tokens, and grows if that is not enough. Raises SessionError.
         """
         counts = np.array([len(row) for row in rows], np.int64)
         if not len(rows) or not counts.all():
@@ -97,17 +97,17 @@ class Session:
         return self._call(ids, counts, room)
 
     def decode(self, tokens: Sequence[int] | Array) -> Logits:
-        """Reads the next token of each row; logits (B, V) after it, as prefill's. Raises SessionError."""
+        """Reads the next token of each row. Returns logits (B, V) after it, as prefill does. Raises SessionError."""
         ids = np.asarray(tokens, np.int64).reshape(-1, 1)
         return self._call(ids, np.ones(len(ids), np.int64), 0)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], new: int, stop: Collection[int] = (), sampler: Choose = greedy
     ) -> Iterator[list[int | None]]:
-        """At most `new` tokens behind each prompt, a step at a time: one token a row, None once the row has ended.
+        """Yields at most `new` tokens after each prompt, step by step: a token for each row, None after the row's end.
 
-        A row ends with the first token of `stop`, which is given. Forgets what was read before. Where rope turns tokens
-        otherwise from some length on, all is read anew when the longest row is that long. Raises SessionError.
+        A row ends with the first token of `stop`, which is yielded. Earlier rows are forgotten. If rope changes beyond
+        a length, all tokens are read again when the longest row reaches it. Raises SessionError.
         """
         self.reset()
         if new < 1:
@@ -159,17 +159,17 @@ class Session:
         return widen(rows, "BF16") if rows.dtype == np.uint16 else rows.astype(np.float32)
 
     def _check_rows(self, ids: Array, counts: Array, room: int) -> Array:
-        """The rows' lengths before these tokens, 0 where there were none. Raises SessionError for what cannot go on."""
+        """The rows' lengths before these tokens. Raises SessionError for tokens that cannot extend the rows."""
         rows, new = ids.shape
         before = self._lengths if len(self._lengths) else np.zeros(rows, np.int64)
         if rows != len(before):
-            raise SessionError(f"{rows} rows of tokens for a cache of {len(before)}: reset() begins new ones")
+            raise SessionError(f"{rows} rows of tokens for a cache of {len(before)}: reset() starts new rows")
         if (bad := ids[(ids < 0) | (ids >= self.model.vocab)]).size:
             raise SessionError(f"token {bad[0]} is outside the vocabulary of {self.model.vocab}")
         if self.model.contract.one_row and rows > 1 and new > 1 and before.any():
             raise SessionError(
-                f"{rows} rows go on with up to {new} tokens, and the model's attention takes several new tokens on a "
-                "cache in one row only: decode() them one by one, or give each row a session"
+                f"{rows} rows are extended by up to {new} tokens, and the model's attention takes several tokens "
+                "after a cache in one row only: decode() them one by one, or open a session for each row"
             )
         self._refuse_long(int((before + counts).max()) + room)
         self._refuse_unlike(int(before.max()), int((before + counts).max()))
@@ -180,19 +180,19 @@ class Session:
             raise SessionError(f"{tokens} tokens of one row, and the model's context is {self.context}")
 
     def _find_conflict(self, held: int, tokens: int) -> Sides | None:
-        """A cache whose keys were turned in a call of `held` tokens does not go with every longer call."""
+        """The side on which keys cached at `held` tokens do not fit a call of `tokens` tokens; else None."""
         return next((side for side in self.model.contract.sides if held and not side.alike((held, tokens))), None)
 
     def _refuse_unlike(self, held: int, tokens: int) -> None:
         if side := self._find_conflict(held, tokens):
-            otherwise = "otherwise at every length" if side.grows else "otherwise"
+            otherwise = "differently at every length" if side.grows else "differently"
             raise SessionError(
-                f"{tokens} tokens of one row on a cache of {held}: beyond {side.original} the model's rope turns "
-                f"tokens {otherwise}, and those of the cache are turned: reset() and read all anew in one call"
+                f"{tokens} tokens of one row with {held} of them in the cache: beyond {side.original} the model's "
+                f"rope rotates tokens {otherwise}, also those in the cache: reset(), and read all again in one call"
             )
 
     def _reserve(self, rows: int, columns: int, room: int) -> SessionCache:
-        """The cache, long enough for so many columns, and the mask as long as it. Growing doubles it at least."""
+        """The cache, long enough for these columns, with a mask as long. It grows at least to twice its length."""
         wanted = columns + room
         new = not len(self._lengths)
         if self.cache is None or (new and (self.cache.rows != rows or self.cache.length < wanted)):
@@ -208,11 +208,11 @@ class Session:
         return self.cache
 
     def _round_up(self, length: int) -> int:
-        """A capture is of one length: the same is taken for many."""
+        """The length of a captured cache, rounded up, since each length is captured by itself."""
         return max(length, min(-(-length // ROUND) * ROUND, self.context)) if self.model.captured else length
 
     def _bind_step(self, cache: SessionCache) -> DecodeStep:
-        """The decode step on these buffers; what an earlier one captured is of no use on others."""
+        """The decode step for these buffers. Other buffers need another capture."""
         if self.step is None:
             self._graphs += 1
             self.step = DecodeStep(cache, self._graphs)
@@ -224,7 +224,7 @@ class Session:
             self.step = None
 
     def _make_inputs(self, ids: Array, counts: Array, before: Array, first: Array, whole: bool) -> dict[str, Array]:
-        """The inputs: new tokens stand in the columns from each row's `first` on, padding behind them.
+        """The inputs of a call. New tokens are in columns from each row's `first` on, with padding after them.
 
         `whole`: the mask is as long as the buffers.
         """
@@ -240,7 +240,7 @@ class Session:
         }
 
     def _run(self, cache: SessionCache, given: dict[str, Array], rows: int, new: int) -> dict[str, Array]:
-        """A call whose shapes are its own. Memory for what comes out is kept, but for the logits of a whole prompt."""
+        """Runs a call of any shape. Memory of outputs is kept, except for the logits of a whole prompt."""
         for name, each in self.inputs.items():
             each.write(given[name])
         tokens = new if self.model.contract.every else 1

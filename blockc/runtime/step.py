@@ -1,7 +1,7 @@
-"""A decode step that is bound once: every shape and every address is the same at each call.
+"""A decode step that is bound once: every call has the same shapes and addresses.
 
-That is what a CUDA graph asks for. Its kernels are launched as they were when it was captured: what goes in is written
-into the same memory, and what comes out is read from there. B rows, M the length of the buffers.
+A CUDA graph requires that, because it launches the kernels exactly as captured: inputs are written to the same memory,
+and outputs are read from the same memory. B rows, M the length of the buffers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from blockc.runtime.cache import DeviceTensor, HostTensor, SessionCache
 
 
 class DecodeStep:
-    """One new token of each row, on a cache whose layers all write in place.
+    """One new token of each row, with a cache whose layers all write in place.
 
-    onnxruntime runs the first call of a capture several times. That is no matter: a step reads nothing that it writes
-    but the slot of its own token, and writes the same there again.
+    onnxruntime runs the first call of a capture several times. That does no harm: a step writes only the slot of its
+    own token, and writes the same there again.
     """
 
     def __init__(self, cache: SessionCache, graph: int) -> None:
         """`graph` is the number of the capture, one for each set of addresses."""
         model, rows = cache.model, cache.rows
-        away = model.captured or model.provider != "cpu"  # what lies on the CPU would be copied there when it is bound
+        away = model.captured or model.provider != "cpu"  # inputs on the CPU would be copied once, when they are bound
         one, mask = (rows, 1), (rows, cache.length)
         shapes = {IDS: one, MASK: mask, POSITIONS: one, WHERE: (rows,)}
         self.cache, self.graph = cache, graph
@@ -45,7 +45,7 @@ class DecodeStep:
         self.options = model.options(graph)
 
     def _tensor(self, element: int, shape: tuple[int, ...], away: bool) -> HostTensor | DeviceTensor:
-        """`away`: in the provider's own memory, as all is that a captured graph reads and writes."""
+        """A tensor for an input or output; with `away` in the provider's memory, which a captured graph needs."""
         if away:
             return DeviceTensor(element, shape, self.cache.model.provider)
         kept = HostTensor(element)
@@ -59,6 +59,6 @@ class DecodeStep:
         self.binding.synchronize_outputs()
 
     def release(self) -> None:
-        """Forgets the captured graph, before the memory that it names goes."""
+        """Releases the captured graph, before its memory is freed."""
         if self.cache.model.captured:
             self.cache.model.session.release_captured_graph(self.graph)

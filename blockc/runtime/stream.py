@@ -1,4 +1,4 @@
-"""Text that comes token by token: what each one adds to the text before it."""
+"""Text token by token: what each token adds to the text before it."""
 
 from __future__ import annotations
 
@@ -8,37 +8,36 @@ from itertools import islice
 
 from blockc.runtime.text import Tokenizer
 
-_MARK = "\N{REPLACEMENT CHARACTER}"  # decoders put it where bytes are no character
+_MARK = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that are no character
 _LONGEST = 4  # bytes of a character in UTF-8
 
 
 class TextStream:
-    """The text behind a prompt, piece by piece: each character as soon as it is whole.
+    """The text after a prompt, piece by piece: each character as soon as it is whole.
 
-    The pieces and the rest together are decode(prompt + tokens) without decode(prompt) at its head. Where the prompt
-    ends inside a character, the mark at its end is no part of that head: the character is printed whole with the token
-    that ends it, and one that never ends is the prompt's. Bytes that are no UTF-8 are marked where they stand.
-    (ByteFallback marks a whole run of bytes for one fault in it, and so takes back characters that have been printed.)
+    All pieces and the rest make decode(prompt + tokens) without decode(prompt) at its start. If the prompt ends inside
+    a character, the token that completes the character gives it whole; if none does, it belongs to the prompt. Invalid
+    bytes of UTF-8 are marked in place. (ByteFallback marks a whole run of bytes for one invalid byte, and so would take
+    back characters that were printed.)
 
-    Only a window of tokens is decoded. Its first tokens are those of the piece before, since a decoder may treat the
-    first token of all otherwise. Of a prompt its last tokens are enough, as many as one character may have: bytes that
-    they begin with and that are none are seen to be so.
+    Only a window of tokens is decoded. It starts with the tokens of the piece before, since a decoder may treat the
+    very first token differently. Of a prompt only the last tokens matter, as many as a character has bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         self.window: list[int] = []
-        self.piece = 0  # where in the window the tokens begin that no piece was given for
-        self.done = 0  # characters of the window's text that have been given
-        self.part = b""  # of a character that the last tokens begin
-        self.lent = False  # that character begins in the prompt
+        self.piece = 0  # the index in the window of the first token without a piece
+        self.done = 0  # characters of the window's text that were returned
+        self.part = b""  # bytes of a character that the last tokens begin
+        self.lent = False  # whether that character begins in the prompt
         read = (token for token in reversed(prompt) if tokenizer.word_of(token) is not None)
         for token in reversed(list(islice(read, _LONGEST))):
             self.push(token)
         self.lent = bool(self.part)
 
     def push(self, token: int) -> str:
-        """What the token adds, which is nothing while a character is in pieces."""
+        """The text that the token adds; empty while a character is incomplete."""
         word = self.tokenizer.word_of(token)
         if word is None:
             return ""
@@ -56,14 +55,14 @@ class TextStream:
         return self._append(token)
 
     def rest(self) -> str:
-        """What was held back: a mark for a character that never became whole."""
+        """The text that was held back: a mark for a character that was never completed."""
         if self.tokenizer.by_byte:
             return self._mark_broken()
         self.part = b""
         return self._take_new()
 
     def _mark_broken(self, read: bytes = b"", token: int | None = None) -> str:
-        """Marks for `part`, whose tokens are a byte each, where it does not go on as UTF-8: with `read`, or at all."""
+        """Marks for the bytes of `part`, each a token, when `read` or the end of the text leaves them invalid."""
         if not self.part + read:
             return ""
         held = len(self.window) - len(self.part)
@@ -93,12 +92,12 @@ class TextStream:
         return new
 
     def _text(self) -> str:
-        """The window's, without the mark of a character that has yet to become whole."""
+        """The window's text, without the mark of a character that is not yet complete."""
         text = self.tokenizer.decode(self.window)
         return text.removesuffix(_MARK) if self.part else text
 
 
 def _split(data: bytes, final: bool = False) -> tuple[str, bytes]:
-    """(Text with its faults marked; the bytes at the end that may begin a character.)"""
+    """(The text, with invalid bytes marked; the bytes at the end that may begin a character.)"""
     text, used = codecs.utf_8_decode(data, "replace", final)
     return text, data[used:]

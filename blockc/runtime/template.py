@@ -1,9 +1,9 @@
-"""The process that renders a chat template: run as a file, by a Python that reads nothing else of blockc.
+"""The process that renders a chat template. It runs as a script and imports nothing of blockc.
 
-Standard input is one JSON object: where jinja2 lies, the template, what it is given, and the limits. Standard output is
-one too: the `text`, or the `error`. A template is foreign code, and no list of what it may call bounds what it takes.
-So the system bounds the process: its memory, its time, and that no file is written. Where a system has no limit of
-memory, what the sandbox refuses is all there is.
+Standard input is a JSON object with the path of jinja2, the template, its variables, and the limits. Standard output is
+a JSON object with `text` or `error`. A template is untrusted code, and a list of allowed calls does not limit the time
+or memory that it takes. So the system limits the process: its memory, its time, and that it writes no file. Where the
+system has no such limits, only the sandbox protects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# What makes a text as long as it is told: methods of a text, filters, and a width in a format. It may be a variable.
+# What can make a text of any length: methods of str, filters, and a width in a format, which may be a variable.
 _METHODS = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs"))
 _FILTERS = ("center", "indent", "batch", "slice", "tojson")
 _PERCENT = re.compile(r"%(\([^)]*\))?[-+ #0_^]*(\*|\d{7}|\d*\.(\*|\d{7}))")
@@ -36,13 +36,13 @@ def main() -> None:
         said = {"text": render_template(asked["template"], asked["given"], asked["most"])}
     except MemoryError:
         said = {"error": f"it takes more than {asked['memory'] >> 20} MiB of memory"}
-    except Exception as error:  # whatever may go wrong in an expression of the template
+    except Exception as error:  # an expression of the template may raise anything
         said = {"error": str(error)[:1000] or type(error).__name__}
     json.dump(said, sys.stdout)
 
 
 def set_limits(memory: int, seconds: int) -> None:
-    """As far as the system has such limits."""
+    """Sets limits of memory, time and files, as far as the system has them."""
     with suppress(ImportError):  # Windows has none
         import resource
 
@@ -53,7 +53,7 @@ def set_limits(memory: int, seconds: int) -> None:
 
 
 def render_template(template: str, given: dict[str, Any], most: int) -> str:
-    """The text, with what templates expect: those of Hugging Face are written for it. At most so many characters."""
+    """The rendered text, with the functions that Hugging Face's templates expect; at most `most` characters."""
     from jinja2 import TemplateError
 
     text = ""
@@ -71,7 +71,7 @@ def _make_environment(most: int) -> ImmutableSandboxedEnvironment:
     from jinja2.parser import Parser
 
     class Generation(Extension):
-        """{% generation %} ... {% endgeneration %} marks what an assistant said, which matters to training alone."""
+        """{% generation %} ... {% endgeneration %} marks an assistant's text, which matters only in training."""
 
         tags = {"generation"}  # noqa: RUF012 as jinja declares it
 
@@ -100,7 +100,7 @@ def _make_environment(most: int) -> ImmutableSandboxedEnvironment:
 
 
 def _make_sandbox(most: int) -> type[ImmutableSandboxedEnvironment]:
-    """Nothing is changed, no attribute read that begins with an underscore, and no text made of a length by number."""
+    """A sandbox: no object is changed, no private attribute is read, and no text longer than `most` is made."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Sandbox(ImmutableSandboxedEnvironment):
@@ -120,7 +120,7 @@ def _make_sandbox(most: int) -> type[ImmutableSandboxedEnvironment]:
             return super().call_binop(context, operator, left, right)
 
         def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-            method = getattr(obj, "__wrapped__", obj)  # the sandbox's own form of format
+            method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps format
             text, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
             if isinstance(text, str) and name in _METHODS:
                 _refuse_widths(name, (*args, *kwargs.values()), most)
@@ -170,7 +170,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without the escapes of HTML that jinja's own has."""
+    """JSON without the HTML escapes of jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the tokenizer that a checkpoint brought along."""
+"""Text to token ids and back, by the checkpoint's tokenizer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from blockc.weights.special import FILES, GENERATION, TOKENIZER, TOKENS, Special
 MAX_TOKENIZER = 1 << 28  # bytes
 
 _SPECIAL = ("bos", "eos", "unk", "pad")
-_IDS = 1 << 32  # the package counts no further
+_IDS = 1 << 32  # the package's ids are below this
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """tokenizer.json of a folder, and what the files beside it say of special tokens.
+    """tokenizer.json of a folder, and the special tokens from the files beside it.
 
-    `stop` are the ids that end a text, empty where no file says so; `vocab`, where it is given, is how many tokens the
-    model has. `special` are the tokens by name, as a chat template is given them.
-    Raises SessionError; ModuleNotFoundError without the `tokenizers` package.
+    `stop` are the ids that end a text, empty if no file names any. `vocab`, if given, is the size of the model's
+    vocabulary. `special` are the special tokens by name, for a chat template. Raises SessionError;
+    ModuleNotFoundError without the `tokenizers` package.
     """
 
     def __init__(self, folder: Path, vocab: int | None = None) -> None:
@@ -45,7 +45,7 @@ class Tokenizer:
         self.by_letter = "ByteLevel" in kinds and not self.by_byte  # or each of its letters is a byte
 
     def _find_token(self, name: str, files: dict[str, dict[str, Any]]) -> str | None:
-        """By its text, or by its number where only that is said."""
+        """A special token by its text, or by its id where the files give only that."""
         for file in (TOKENIZER, TOKENS):
             if (token := special_token(name, files[file])) is not None:
                 return token
@@ -53,21 +53,21 @@ class Tokenizer:
         return self.known.id_to_token(number) if type(number) is int and 0 <= number < _IDS else None
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """`special`: with what the tokenizer puts around a text. A chat template has that in itself."""
+        """The ids of a text; with `special` also those that the tokenizer adds, which chat templates already have."""
         whole = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # an argument may be any bytes
         return list(self.known.encode(whole, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Without special tokens."""
+        """The text of token ids, without special tokens."""
         return str(self.known.decode(list(ids), skip_special_tokens=True))
 
     def word_of(self, token: int) -> str | None:
-        """A token as the vocabulary has it; None where it adds nothing to a text: it is special, empty or unknown."""
+        """A token as written in the vocabulary; None if it is special, empty or unknown, and so adds no text."""
         word = self.known.id_to_token(token)
         return None if not word or word in self._unread else word
 
     def bytes_of(self, word: str) -> bytes:
-        """Of a token that may hold parts of characters. Empty for one that is whole text."""
+        """The bytes of a token that may be a part of a character; empty for a token of whole text."""
         if self.by_byte:
             found = _BYTE.fullmatch(word)
             return bytes.fromhex(found[1]) if found else b""
@@ -78,7 +78,7 @@ class Tokenizer:
 
     @cached_property
     def stand_in(self) -> int | None:
-        """A token of one byte that is a character."""
+        """A token whose one byte is a letter; None where there is none."""
         return next((token for byte in range(65, 91) if (token := self.known.token_to_id(f"<0x{byte:02X}>"))), None)
 
     @cached_property
@@ -88,7 +88,7 @@ class Tokenizer:
 
 
 def _letters() -> Iterator[tuple[str, int]]:
-    """The letters of a byte-level vocabulary: bytes that Latin-1 prints are themselves, the others follow it."""
+    """(Letter, byte) of a byte-level vocabulary: bytes printable in Latin-1 are themselves, others follow from 256."""
     others = 256
     for byte in range(256):
         printed = 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174
@@ -118,7 +118,7 @@ def _read_tokenizer(path: Path) -> Any:
 
 
 def _decoder_steps(decoder: Any) -> Iterator[str]:
-    """The steps that turn tokens into text, by name."""
+    """The names of the decoder's steps from tokens to text."""
     steps: list[Any] = [] if decoder is None else [json.loads(decoder.__getstate__())]
     while steps:
         step = steps.pop()
@@ -127,7 +127,7 @@ def _decoder_steps(decoder: Any) -> Iterator[str]:
 
 
 def optional_object(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file. Raises SessionError."""
+    """A JSON object; empty if there is no such file. Raises SessionError."""
     try:
         return json_object(path)
     except FileNotFoundError:
