@@ -1,6 +1,6 @@
-"""How fast a build is, and how near to what the machine allows.
+"""How fast a build is, and how close to what the machine allows.
 
-Every candidate runs in a process of its own, pinned to the same cores as the others; one parent sends them the same
-requests by turns. `protocol` is what they speak, `candidate` and `machine` are those that come with blockc, `turns` is
-the parent.
+Every candidate runs in its own process, pinned to the same cores as the others; a parent process sends them the same
+requests in turns. `protocol` defines the messages, `candidate` and `machine` are blockc's workers, `turns` is the
+parent.
 """

@@ -16,7 +16,7 @@ from blockc.runtime import ProviderError, Session, SessionError
 
 
 class SessionWorker:
-    """One model, opened at `load`. Every request begins with an empty cache."""
+    """One model, opened by `load`. Every request starts with an empty cache."""
 
     def __init__(self, folder: Path, provider: Provider, shared: bool, prepack: bool = True) -> None:
         self.folder, self.shared, self.prepack = folder, shared, prepack
@@ -30,7 +30,7 @@ class SessionWorker:
         return self.loaded
 
     def load(self, threads: int) -> dict[str, Any]:
-        """Importing libraries is not counted. Memory is that after one step of one token on another."""
+        """Opens the model; the time does not count imports. Memory is measured after one prefill and one step."""
         import onnx
         import onnxruntime
 
@@ -64,14 +64,14 @@ class SessionWorker:
 
 
 def _time(call: Callable[[], object]) -> float:
-    """Milliseconds."""
+    """The duration of a call, in milliseconds."""
     start = time.perf_counter()
     call()
     return 1000 * (time.perf_counter() - start)
 
 
 def as_handler(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """What a session refuses, as the protocol says it."""
+    """A handler that turns a session's errors into the protocol's."""
 
     def answer(**request: Any) -> dict[str, Any]:
         try:

@@ -1,10 +1,10 @@
-"""What no step of a model can be faster than on a machine, from its graph and two figures of the machine.
+"""The floor of a model's times on a machine, from its graph and two figures of the machine.
 
 decode at context N     (bytes of the weights that a step reads + bytes of keys and values at N) / bandwidth
 prefill of N            the larger of the same at N, and FLOPs / the rate of the machine's best matrix product
 
-Logits are those of the last token: what serves no other is counted once. Rows of tables are looked up and not counted;
-the matrix of a tied head is read, like any other.
+Logits are those of the last token, so work for them is counted once. Rows that are looked up in tables are not counted;
+the matrix of a tied head is, like any other.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _TIMED = 4  # distinct matrices whose products are timed
 
 @dataclass(frozen=True)
 class Work:
-    """What a model does for one row: bytes that a step reads, FLOPs of a prompt."""
+    """The work of a model for one row: bytes that a step reads, FLOPs of a prompt."""
 
     model: Compiled
     dtype: Dtype
 
     @property
     def weights(self) -> int:
-        """Bytes of the parameters that a step reads whole."""
+        """Bytes of the parameters that a step reads completely."""
         read = {param for n in self._served.nodes if not isinstance(n.op, Embed) for param in n.params}
         return sum(param.size * stored_as(param.dtype, self.dtype).bytes for param in read)
 
     def cache(self, context: int) -> int:
-        """Bytes of keys and values that a step reads after `context` tokens: no more than a window sees."""
+        """Bytes of keys and values that a step reads after `context` tokens, or within its window."""
         model = self.model
         figures = report(model.spec, model.decoder, model.function, context=context, dtype=self.dtype)
         return figures.kv_cache.bytes.ring_buffer
@@ -67,7 +67,7 @@ class Work:
 
 
 def _flops(n: Node, tokens: int) -> int:
-    """Of a causal attention what lies behind the mask is not counted."""
+    """FLOPs of a node; in causal attention, masked pairs are not counted."""
     sizes = {"B": 1, "S": tokens, "P": 0}
     if not holds_scores(n):
         return flops(n, sizes)

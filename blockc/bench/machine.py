@@ -5,9 +5,9 @@
     {"do": "product", "rows": N, "shapes": [[K, M], ...], "repeat": R}
                                                               {"flops_s": best, "by": ..., "shape": [K, M]}
 
-`read`: all threads, each on a core of its own, read a buffer many times larger than the last cache. A loop that the
-machine's C compiler makes reads it; without a compiler NumPy's sum of products does, in a BLAS of one thread.
-`product`: (N, K) times (K, M) in fp32, by onnxruntime and by NumPy, each shape; the fastest of all.
+`read`: threads, each on its own core, read a buffer many times larger than the last cache, with a loop compiled by the
+machine's C compiler; without a compiler, with NumPy's dot product in one BLAS thread each.
+`product`: (N, K) times (K, M) in fp32 for each shape, by onnxruntime and by NumPy; the fastest of all.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ import numpy as np
 from blockc.bench.protocol import UnableError, memory, serve
 from blockc.ir import Array
 
-_KERNELS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # which ones, where that is not left to OpenBLAS
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # each of ours has one
+_KERNELS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # they override OpenBLAS's choice of kernels
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # the threads here are our own
 COMPILED, NUMPY = "a compiled loop", "NumPy's dot"
-_LEAST, _CACHES = 1 << 28, 8  # bytes of the buffer, and how many times the last cache it is at least
-_LARGEST = 1 << 30  # bytes of a matrix that is multiplied with
+_LEAST, _CACHES = 1 << 28, 8  # least bytes of the buffer, and its least size in last caches
+_LARGEST = 1 << 30  # bytes of a matrix to multiply with
 _LOOP = """
 #include <stddef.h>
 #include <stdint.h>
@@ -51,7 +51,7 @@ ReadLoop = Callable[[Array], object]
 
 
 def compile_loop() -> ReadLoop | None:
-    """Reads an array of uint64 and adds it up. None where no C compiler makes it."""
+    """Compiles a loop that reads an array of uint64 and adds it up. None without a working C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         return None
@@ -80,7 +80,7 @@ def last_cache() -> int:
 
 
 class Machine:
-    """`threads` of its cores, a buffer's share for each."""
+    """The machine, measured with `threads` threads, each with its share of a buffer."""
 
     def load(self, threads: int) -> dict[str, Any]:
         loop = compile_loop()
@@ -93,11 +93,11 @@ class Machine:
         return {"bytes_s": [self.read_rate(self.reading) for _ in range(repeat + 1)][1:]}
 
     def read_rate(self, reading: ReadLoop) -> float:
-        """Bytes a second."""
+        """Bytes read per second."""
         return sum(share.nbytes for share in self.shares) / self._seconds(reading, self.shares)
 
     def _seconds(self, call: Callable[[Array], object], shares: Sequence[Array]) -> float:
-        """From the first thread's start to the last one's end; a share each."""
+        """Seconds from the first thread's start to the last one's end, with one share for each thread."""
         ready, spans = threading.Barrier(len(shares)), list[tuple[float, float]]()
 
         def one(core: int | None, share: Array) -> None:
@@ -131,7 +131,7 @@ class Machine:
         return best
 
     def _ways(self, rows: int, k: int, m: int) -> dict[str, Callable[[], float]]:
-        """Seconds of one product (N, K) (K, M). Of NumPy's each thread has a part of the M columns."""
+        """Functions that time one product (N, K) (K, M) in seconds. With NumPy, each thread computes some columns."""
         x, weight = np.ones((rows, k), np.float32), np.ones((k, m), np.float32)
         session = _open_session(_matmul_model(weight), self.threads)
         parts = [np.ascontiguousarray(part) for part in np.array_split(weight, self.threads, 1)]
@@ -165,7 +165,7 @@ def _matmul_model(weight: Array) -> bytes:
 
 
 def main() -> None:
-    """Begins again where the environment is to change: NumPy's BLAS has read it by now."""
+    """Serves requests, in a new process if the environment must change, since NumPy's BLAS has already read it."""
     env = {key: value for key, value in os.environ.items() if key not in _KERNELS} | _ONE_THREAD
     if env != dict(os.environ) and hasattr(os, "fork"):
         sys.exit(subprocess.call(sys.orig_argv, env=env))

@@ -1,4 +1,4 @@
-"""What is measured of whom, in which order, and what comes of it."""
+"""What a benchmark measures, in which order, and its results."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from blockc.pipeline.compiled import compile_spec
 from blockc.runtime import SessionError
 from blockc.runtime.opening import manifest_of
 
-STEPS = 32  # of a decode in a turn
+STEPS = 32  # of decode in each turn
 _READS, _PRODUCTS = 5, 5
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A prompt of so many tokens, or steps after so many."""
+    """Prefill of a prompt with this many tokens, or decode steps after this many."""
 
     do: Literal["prefill", "decode"]
     tokens: int
@@ -41,13 +41,13 @@ class Measure:
         return {"context": self.tokens, "steps": STEPS}
 
     def rate(self, ms: float) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return 1000 * (self.tokens if self.do == "prefill" else 1) / ms
 
 
 @dataclass(frozen=True)
 class BenchEntry:
-    """A folder in the comparison; another's graph may be in it twice. `work`: of a build, what its floor is made of."""
+    """A folder to measure; another tool's graph may be entered twice. `work` gives a build's floor."""
 
     name: str
     folder: Path
@@ -61,7 +61,7 @@ class BenchEntry:
 
 @dataclass(frozen=True)
 class Speed:
-    """What the machine did beside one measure: the most of the readings before and after."""
+    """The machine's speed during one measure: the larger of the readings before and after it."""
 
     bytes_s: float
     flops_s: float | None = None
@@ -70,7 +70,7 @@ class Speed:
 
 @dataclass
 class Candidate:
-    """What was measured of one. `floor` in milliseconds, where it is known."""
+    """The results of one entry. `floor` is in milliseconds, where it is known."""
 
     entry: BenchEntry
     disk: int
@@ -79,7 +79,7 @@ class Candidate:
     floor: dict[Measure, float] = field(default_factory=dict[Measure, float])
 
     def percentile(self, measure: Measure, p: float) -> float:
-        """Between the two nearest times in order, linearly."""
+        """The p-th percentile of the times, interpolated linearly."""
         return float(np.percentile(self.ms[measure], p))
 
     def median(self, measure: Measure) -> float:
@@ -88,7 +88,7 @@ class Candidate:
 
 @dataclass
 class Bench:
-    """All candidates, the first of which is what the command was given; `machine` is None where it has no floor."""
+    """All candidates, the command's own folder first; `machine` is None where the machine is not measured."""
 
     provider: Provider
     pinned: list[int]
@@ -104,25 +104,25 @@ class Bench:
         return f"<Bench of {names} on {self.provider}: {', '.join(map(str, self.measures))}>"
 
     def text(self) -> str:
-        """As tables."""
+        """The results as tables."""
         from blockc.bench.tables import as_text
 
         return as_text(self)
 
     def data(self) -> dict[str, Any]:
-        """What the JSON has."""
+        """The results as JSON has them."""
         from blockc.bench.tables import as_data
 
         return as_data(self)
 
     @property
     def other(self) -> Candidate | None:
-        """Whom the others are a ratio to: the first of those compared with."""
+        """The candidate of which the others' ratios are given: the first one compared with."""
         return self.candidates[1] if len(self.candidates) > 1 else None
 
 
 def find_entries(folder: Path, against: Sequence[Path]) -> list[BenchEntry]:
-    """The candidates of all folders, each under a name of its own. Raises SessionError."""
+    """The entries of all folders, with distinct names. Raises SessionError."""
     folders = [folder, *against]
     plain = [Path(os.path.abspath(path)).name for path in folders]
     names = plain if len(set(plain)) == len(plain) else [str(path) for path in folders]
@@ -142,7 +142,7 @@ def _work_of(folder: Path) -> Work:
     target = manifest_of(folder).target
     spec = folder / "spec.resolved.yaml"
     if not spec.is_file():
-        raise SessionError(f"{folder}: no {spec.name}, so no whole build")
+        raise SessionError(f"{folder}: no {spec.name}, so not a complete build")
     return Work(compile_spec(load(spec)), target.dtype)
 
 
@@ -155,10 +155,12 @@ def run_bench(
     turns: int = 5,
     said: Say = lambda _: None,
 ) -> Bench:
-    """Opens all candidates at once, and measures them by turns. Raises SessionError and WorkerError."""
+    """Opens all entries at once, and measures them in turns. Raises SessionError and WorkerError."""
     pinned = cores(threads)
     if pinned and threads is not None and len(pinned) < threads:
-        raise SessionError(f"{threads} threads, and this process may use {len(pinned)} cores: one thread is on each")
+        raise SessionError(
+            f"{threads} threads, but this process may use {len(pinned)} cores: each core runs one thread"
+        )
     threads = threads or len(pinned) or os.cpu_count() or 1
     with start_workers({entry.name: entry.command(provider) for entry in found}, pinned) as workers:
         candidates = [_load(entry, workers[entry.name], threads, measures, said) for entry in found]
@@ -171,7 +173,7 @@ def run_bench(
 
 
 def _measure(bench: Bench, workers: Mapping[str, Worker], gauge: Worker | None, said: Say) -> None:
-    """`gauge` is the machine's, asked before and after each measure."""
+    """Measures all candidates. `gauge` is the machine's worker, asked before and after each measure."""
     found = [candidate.entry for candidate in bench.candidates]
     bench.machine = gauge and gauge.ask("load", threads=bench.threads)
     for measure in bench.measures:
@@ -190,7 +192,7 @@ def _load(entry: BenchEntry, worker: Worker, threads: int, measures: Sequence[Me
     said(f"{entry.name}: opened in {answer['seconds']:.2f} s")
     longest = max((m.tokens + (STEPS + 1) * (m.do == "decode") for m in measures), default=0)
     if longest > answer.get("context", longest):
-        raise WorkerError(f"{entry.name}: {longest} tokens are wanted, and its context is {answer['context']}")
+        raise WorkerError(f"{entry.name}: {longest} tokens are needed, and its context is {answer['context']}")
     return Candidate(entry, disk_of(entry.folder), answer)
 
 
@@ -209,7 +211,7 @@ def faster_of(one: Speed, two: Speed) -> Speed:
 
 
 def _lay_floors(bench: Bench) -> None:
-    """Each build's own; another's folder, of which no spec is known, has that of the first."""
+    """Computes each build's floor; another tool's folder, which has no spec, gets the floor of the first entry."""
     for candidate in bench.candidates:
         work = candidate.entry.work or bench.candidates[0].entry.work
         for measure, speed in bench.speeds.items():

@@ -1,11 +1,11 @@
-"""A folder as a session: a build, or another's model.onnx whose inputs and outputs have the usual names.
+"""Opens a folder as a session: a build, or another tool's model.onnx with the usual names of inputs and outputs.
 
 input_ids, attention_mask, position_ids   (B, S), (B, T), (B, S), int64; the last two where the graph has them
 past_key_values.<i>.key, .value           (B, heads, P, head_dim)
 logits                                    (B, S, V), or (B, 1, V): of the last token alone
 present.<i>.key, .value                   (B, heads, T, head_dim)
 
-Another's model is fed by the same code as a build's: what is compared is the graph.
+Both are fed by the same code, so a comparison is of the graphs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from blockc.runtime import Session, SessionError
 from blockc.runtime.opening import ONNX_FLOATS, OpenModel, session_at
 
 _INPUTS = {IDS: ("B", "S"), MASK: ("B", "P + S"), POSITIONS: ("B", "S")}
-_UNKNOWN = 1 << 31  # tokens: no context that anything says
+_UNKNOWN = 1 << 31  # tokens: the context where no file gives one
 _IN_PLACE = "GroupQueryAttention"
 
 
 def open_session(folder: Path, provider: Provider, threads: int, shared: bool, prepack: bool = True) -> Session:
-    """`shared`: of another's model, one buffer is past and present. Raises SessionError."""
+    """Opens a folder; `shared`: one buffer is past and present of another tool's model. Raises SessionError."""
     if is_build(folder):
         return Session(folder, provider, threads, prepack)
     return Session.of(_open_foreign(folder, provider, threads, shared, prepack))
@@ -39,25 +39,25 @@ def is_build(folder: Path) -> bool:
 
 
 def is_shared(folder: Path) -> bool:
-    """All that reads the cache of another's model is a kernel that may append in place. Raises SessionError."""
+    """Whether only kernels that can append in place read the cache of a model.onnx. Raises SessionError."""
     readers = {node.op_type for node in _read_graph(folder).node for name in node.input if _is_past(name)}
     return readers == {_IN_PLACE}
 
 
 def weights_of(folder: Path) -> int:
-    """Bytes of the initialisers of model.onnx; what two of them share is counted once. Raises SessionError."""
+    """Bytes of the initialisers of model.onnx; bytes that two of them share count once. Raises SessionError."""
     return sum(dict(map(_span_of, _read_graph(folder).initializer)).values())
 
 
 def disk_of(folder: Path) -> int:
-    """Bytes of model.onnx and of the files that it points into. Raises SessionError."""
+    """Bytes of model.onnx and of the external files that it names. Raises SessionError."""
     entries = (entry for tensor in _read_graph(folder).initializer for entry in tensor.external_data)
     names = {entry.value for entry in entries if entry.key == "location"}
     return sum((folder / name).stat().st_size for name in (MODEL, *sorted(names)))
 
 
 def _span_of(tensor: Any) -> tuple[object, int]:
-    """Where a tensor lies, and its bytes."""
+    """(What identifies a tensor's data; its size in bytes.)"""
     import onnx
 
     said = {entry.key: entry.value for entry in tensor.external_data}
@@ -72,7 +72,7 @@ def _read_graph(folder: Path) -> Any:
 
     path = folder / MODEL
     if not path.is_file():
-        raise SessionError(f"{folder}: no {MANIFEST}, so no finished build, and no {MODEL} of another's either")
+        raise SessionError(f"{folder}: not a finished build, for it has no {MANIFEST}, and no {MODEL} of another tool")
     try:
         return onnx.load(path, load_external_data=False).graph
     except Exception as error:  # protobuf's errors have no common base
@@ -81,7 +81,9 @@ def _read_graph(folder: Path) -> Any:
 
 def _open_foreign(folder: Path, provider: Provider, threads: int, shared: bool, prepack: bool) -> OpenModel:
     if shared and not is_shared(folder):
-        raise SessionError(f"{folder}: its cache is not read by {_IN_PLACE} alone, so no buffer is past and present")
+        raise SessionError(
+            f"{folder}: its cache is read by more than {_IN_PLACE}, so past and present cannot share a buffer"
+        )
     session = session_at(folder / MODEL, provider, threads, prepack)
     names = [value.name for value in session.get_inputs()]
     outputs = {value.name: value for value in session.get_outputs()}
@@ -89,10 +91,10 @@ def _open_foreign(folder: Path, provider: Provider, threads: int, shared: bool, 
     held = tuple(_state_of(folder, value, shared) for value in session.get_inputs() if _is_past(value.name))
     kinds = {value.type for value in session.get_inputs() if _is_past(value.name)} | {outputs[LOGITS].type}
     if len(kinds) != 1 or not kinds <= ONNX_FLOATS.keys():
-        raise SessionError(f"{folder}: cache and logits are {', '.join(sorted(kinds))}: one float type is taken")
+        raise SessionError(f"{folder}: cache and logits are {', '.join(sorted(kinds))}: expected one float type")
     shape = outputs[LOGITS].shape
     if len(shape) != 3 or not isinstance(shape[2], int):
-        raise SessionError(f"{folder}: logits are {shape}, and the vocabulary is wanted as the third number")
+        raise SessionError(f"{folder}: logits are {shape}, expected the vocabulary as the third number")
     contract = Contract(
         inputs=tuple(Port(name, "int", _INPUTS[name]) for name in names if name in _INPUTS),
         outputs=(Port(LOGITS, "float", ("B", 1 if shape[1] == 1 else "S", shape[2])),),
@@ -116,9 +118,7 @@ def _open_foreign(folder: Path, provider: Provider, threads: int, shared: bool, 
 def _refuse_names(folder: Path, names: Sequence[str], outputs: dict[str, Any]) -> None:
     pasts = [name for name in names if _is_past(name)]
     if not pasts:
-        raise SessionError(
-            f"{folder}: the model has no cache: no input is called past_key_values.<i>.key, and a decoder's is wanted"
-        )
+        raise SessionError(f"{folder}: the model has no cache: a decoder has an input called past_key_values.<i>.key")
     if unknown := [name for name in names if name not in _INPUTS and name not in pasts]:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise SessionError(
@@ -132,10 +132,10 @@ def _refuse_names(folder: Path, names: Sequence[str], outputs: dict[str, Any]) -
 
 def _state_of(folder: Path, value: Any, shared: bool) -> Held:
     heads, head_dim = value.shape[1], value.shape[3]
-    if not isinstance(head_dim, int):  # genai's builder has a word in its place
+    if not isinstance(head_dim, int):  # genai's builder writes a name there
         head_dim = _genai_count(folder, "decoder", "head_size")
     if not (isinstance(heads, int) and isinstance(head_dim, int)):
-        raise SessionError(f"{folder / MODEL}: {value.name} is {value.shape}: heads and head_dim are wanted as numbers")
+        raise SessionError(f"{folder / MODEL}: {value.name} is {value.shape}: expected heads and head_dim as numbers")
     number, state = past_of(value.name) or (0, "")
     shape = ("B", heads, "P", head_dim)
     return Held(value.name, present_name(number, state), number, state, "float", shape, 2, shared)
@@ -146,7 +146,7 @@ def _is_past(name: str) -> bool:
 
 
 def _genai_count(folder: Path, *keys: str) -> int | None:
-    """A count that genai_config.json says of the model, if it is there. Raises SessionError where it is no JSON."""
+    """A number from genai_config.json, or None. Raises SessionError if the file is not JSON."""
     try:
         found: Any = json_object(folder / "genai_config.json")
     except FileNotFoundError:

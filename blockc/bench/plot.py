@@ -1,4 +1,4 @@
-"""A comparison as a picture: tokens a second of each candidate, and what the machine allows. Needs matplotlib."""
+"""Benchmark results as a picture: tokens per second of each candidate, and the machine's floor. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from blockc.bench.measure import Bench, Candidate
 
-_WIDE = 0.8  # of the distance between two measures, all bars together
+_WIDE = 0.8  # width of a group of bars, in distances between groups
 
 
 def draw_plot(bench: Bench, format_: str) -> bytes:
-    """SVG or PNG. Raises ModuleNotFoundError."""
+    """Draws the results as SVG or PNG. Raises ModuleNotFoundError without matplotlib."""
     from matplotlib.figure import Figure
 
     kinds = [do for do in ("prefill", "decode") if any(measure.do == do for measure in bench.measures)]

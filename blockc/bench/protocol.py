@@ -1,4 +1,4 @@
-"""What a worker speaks: one JSON object a line comes in, one goes out. Whatever else it prints goes to standard error.
+"""The protocol of workers: a line with a JSON object in, one out. Whatever else a worker prints goes to standard error.
 
     {"do": "load", "threads": 2}                 {"seconds": s, "memory": {...}, "weights": bytes, "versions": {...}}
     {"do": "prefill", "tokens": N, "repeat": R}  {"ms": [R numbers]}   an empty cache to the last token's logits
@@ -6,9 +6,9 @@
     {"do": "memory"}                             {"rss": bytes, "private": bytes, "peak": bytes}
     {"do": "quit"}                               {}
 
-Of prefills and steps one more is made first and not counted. An answer of {"error": text} says what went wrong; with
-"environment": true it is the machine that lacks something. `memory` and `weights` may be null. `context`, the most
-tokens of a row, may be said too when a model is loaded. Logits end in the memory of the host.
+Prefills and steps are preceded by one that is not counted. An answer {"error": text} says what went wrong; with
+"environment": true the machine lacks something. `memory` and `weights` may be null. The answer to "load" may also have
+`context`, the largest number of tokens in a row. Logits must end in host memory.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Handler = Callable[..., dict[str, Any]]
 
 
 class UnableError(Exception):
-    """What a worker answers instead of figures; `environment`: the machine lacks something.
+    """Why a worker has no figures; `environment`: the machine lacks something.
 
-    A worker runs where its peer is installed, and blockc need not be: this file imports nothing of it.
+    Workers of other tools run in environments without blockc, so this file imports nothing of it.
     """
 
     def __init__(self, message: str, environment: bool = False) -> None:
@@ -36,7 +36,7 @@ class UnableError(Exception):
 
 
 def serve(handlers: Mapping[str, Handler]) -> None:
-    """Answers requests until one says quit, or until there are no more."""
+    """Answers requests until "quit", or until there are no more."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for line in sys.stdin:
@@ -57,16 +57,15 @@ def _answer(handlers: Mapping[str, Handler], do: str, request: Mapping[str, Any]
         return {"error": str(error), "environment": error.environment}
     except ModuleNotFoundError as error:
         return {"error": f"the package {error.name} is missing", "missing": error.name, "environment": True}
-    except Exception as error:  # a worker that goes on can say what happened
+    except Exception as error:  # the worker answers with the error and goes on
         said = str(error).splitlines() or [""]
         return {"error": f"{type(error).__name__}: {said[0][:300]}"}
 
 
 def memory() -> dict[str, int] | None:
-    """Bytes of this process: resident, those of them that are no file's, and the most that were resident so far.
+    """Bytes of this process: resident, those of them that belong to no file, and the peak; None if not known.
 
-    A file's pages, such as those of weights that are mapped, can be dropped and are shared with whoever maps them too.
-    None where the system does not say.
+    Pages of files, such as mapped weights, can be dropped, and are shared with other processes that map them.
     """
     try:
         now = _kilobytes(Path("/proc/self/smaps_rollup"))
@@ -82,5 +81,5 @@ def _kilobytes(path: Path) -> dict[str, int]:
 
 
 def draw_tokens(count: int, vocab: int) -> list[int]:
-    """Token ids, the same for every candidate of a vocabulary."""
+    """Random token ids, the same for every candidate with this vocabulary."""
     return random.Random(0).choices(range(vocab), k=count)

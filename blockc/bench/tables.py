@@ -1,4 +1,4 @@
-"""A comparison as text for a terminal, and as JSON."""
+"""Benchmark results as text for a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _sizes(bench: Bench) -> list[str]:
 
 
 def _latencies(bench: Bench) -> list[str]:
-    """Of single steps."""
+    """Percentiles of single decode steps."""
     decodes = [measure for measure in bench.measures if measure.do == "decode"]
     rows = [["", "ms of a step", *(f"p{p}" for p in _PERCENTILES)]]
     for candidate in bench.candidates:
@@ -82,7 +82,7 @@ def of_other(bench: Bench, candidate: Candidate, measure: Measure) -> float:
 
 
 def align(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Columns two spaces apart; the first `left` of them begin together, the others end together."""
+    """Rows as lines, columns two spaces apart; the first `left` columns are left-aligned, the others right-aligned."""
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [str.ljust] * left + [str.rjust] * (len(wide) - left)
     return ["  ".join(side(cell, w) for side, cell, w in zip(sides, row, wide, strict=True)).rstrip() for row in rows]
@@ -97,7 +97,7 @@ def _count(n: int, what: str) -> str:
 
 
 def as_data(bench: Bench) -> dict[str, Any]:
-    """Milliseconds, bytes, and rates a second."""
+    """The results as JSON has them, in milliseconds, bytes, and rates per second."""
     return {
         "bench": VERSION,
         "provider": bench.provider,

@@ -1,4 +1,4 @@
-"""The parent: starts workers on the same cores, and asks them the same by turns, A B A B."""
+"""The parent process: it starts workers on the same cores, and asks them in turns, A B A B."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 def cores(most: int | None = None) -> list[int]:
-    """Of those that this process may use, one logical one of each core; empty where the system pins nothing."""
+    """One logical core of each physical one that this process may use; empty where the system cannot pin."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     found: dict[str, int] = {}
@@ -31,7 +31,7 @@ def cores(most: int | None = None) -> list[int]:
 
 
 class WorkerError(BlockcError):
-    """A worker that ended, or that answered why it has no figures; `environment`: the machine lacks something."""
+    """A worker that ended, or answered with an error; `environment`: the machine lacks something."""
 
     def __init__(self, message: str, environment: bool = False) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class WorkerError(BlockcError):
 
 
 class Worker:
-    """A process that answers requests, one after another. Raises WorkerError, with the worker's name."""
+    """A process that answers requests, one after another. Raises WorkerError, which has the worker's name."""
 
     def __init__(self, name: str, command: Sequence[str], pinned: Sequence[int]) -> None:
         self.name = name
@@ -69,7 +69,7 @@ class Worker:
         try:
             answer: dict[str, Any] = dict(json.loads(line))
         except (ValueError, TypeError):
-            raise WorkerError(f"{self.name}: answered {line[:80]!r}, which is no JSON object") from None
+            raise WorkerError(f"{self.name}: answered {line[:80]!r}, which is not a JSON object") from None
         if "error" in answer:
             why = missing(str(answer["missing"]), "cpu") if "missing" in answer else answer["error"]
             raise WorkerError(f"{self.name}: {why}", bool(answer.get("environment")))
@@ -78,7 +78,7 @@ class Worker:
     def _last_words(self) -> str:
         code = self.process.wait()
         if code < 0:
-            return f"was ended by signal {-code}, as where memory does not suffice"
+            return f"was ended by signal {-code}, perhaps for lack of memory"
         self.said.seek(0)
         lines = self.said.read().decode("utf-8", "replace").strip().splitlines()
         return f"ended with exit code {code}{': ' + lines[-1][:300] if lines else ''}"
@@ -91,7 +91,7 @@ class Worker:
 
 @contextmanager
 def start_workers(commands: Mapping[str, Sequence[str]], pinned: Sequence[int]) -> Generator[dict[str, Worker]]:
-    """Workers by name, ended whatever happens."""
+    """Starts workers, by name, and ends them whatever happens."""
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for name, command in commands.items():
@@ -101,9 +101,9 @@ def start_workers(commands: Mapping[str, Sequence[str]], pinned: Sequence[int]) 
 
 
 def order_of_turn(items: Iterable[T], turn: int) -> list[T]:
-    """The order of a turn: every second one backwards, and each pair of them begun one further on.
+    """The order of workers in a turn: each pair of turns starts one worker later, and every second turn is reversed.
 
-    Who comes after whom changes how the machine is found, and so what is measured, by up to a seventh.
+    The worker before leaves the machine in a state that changes a measure by up to a seventh.
     """
     held = list(items)
     first = turn // 2 % max(len(held), 1)
@@ -112,7 +112,7 @@ def order_of_turn(items: Iterable[T], turn: int) -> list[T]:
 
 
 def ask_by_turns(workers: Mapping[str, Worker], turns: int, do: str, **request: Any) -> dict[str, list[float]]:
-    """Milliseconds by worker: in each turn everyone answers once, in an order of its own."""
+    """Milliseconds by worker. In each turn every worker answers once, in that turn's order."""
     taken: dict[str, list[float]] = {name: [] for name in workers}
     for turn in range(turns):
         for name in order_of_turn(workers, turn):
@@ -121,5 +121,5 @@ def ask_by_turns(workers: Mapping[str, Worker], turns: int, do: str, **request: 
 
 
 def worker_command(module: str, *arguments: str) -> list[str]:
-    """The command line of a worker that comes with blockc."""
+    """The command line of one of blockc's own workers."""
     return [sys.executable, "-m", module, *arguments]

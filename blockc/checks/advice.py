@@ -1,4 +1,4 @@
-"""Warnings: what is right, and costs something all the same. Sizes are looked at where they are written."""
+"""Warnings about specs that are right but cost something. Each is placed at the key that causes it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from blockc.report.graph import Graph
 from blockc.report.memory import growth
 from blockc.source import Finding, Place, Tree, find, finding
 
-TILE = 64  # numbers that a tile of a matrix kernel is wide
+TILE = 64  # the width of a matrix kernel's tile
 
 
 def advice(model: Compiled, expectations: bool = True) -> list[Finding]:
-    """The warnings for a spec that is right; kinds of layers inherit keys, and so the same warnings."""
+    """The warnings for a right spec, each once, since kinds of layers inherit keys and so their warnings."""
     return list(dict.fromkeys((*_check_sizes(model), *(_check_expect(model) if expectations else ()))))
 
 
 def _check_sizes(model: Compiled) -> Iterator[Finding]:
     top, tree = model.spec.top, model.spec.tree
-    if top.width >= TILE:  # smaller ones are worked through by hand
+    if top.width >= TILE:  # smaller models are for study, not speed
         yield from _check_tile(top.width, "width", value_place(tree, ("width",)))
     context = value_place(tree, ("context",))
     for name, part, read in describe_parts(model):
@@ -39,7 +39,7 @@ def _check_sizes(model: Compiled) -> Iterator[Finding]:
 
 
 def describe_parts(model: Compiled) -> Iterator[tuple[str, Part, Tree]]:
-    """What each part is called in the spec, the part in full, and the tree that it was read from."""
+    """(The name of each part in the spec; the resolved part; the tree that it was read from)."""
     terms = dict(zip(model.decoder.kinds, model.decoder.layers, strict=True))
     for layer in model.spec.distinct:
         for leaf in leaves(terms[layer.kind]):
@@ -58,16 +58,16 @@ def _check_tile(width: int, name: str, place: Place) -> Iterator[Finding]:
 
 
 def _check_heads(part: Attention, name: str, read: Tree) -> Iterator[Finding]:
-    """The kernels' own limits, as blockc.ort.kernels has them."""
+    """Warns of heads beyond the kernels' limits in blockc.ort.kernels."""
     head_dim, unit = part.head_dim or 0, TURNED if part.rope else HEAD
     turned = part.rope.width(head_dim) if part.rope else 0
-    expected = f"a multiple of {unit}" + (", where rope turns" if part.rope else "")
+    expected = f"a multiple of {unit}" + (" with rope" if part.rope else "")
     if head_dim % unit:
         place = value_place(read, ("head_dim",) if has_key(read, "head_dim") else ("heads",))
         message = f"{name}: no fused attention takes heads of {head_dim}"
         yield finding(FUSED_HEADS, place, message, expected=expected, got=str(head_dim))
     elif turned % unit:
-        message = f"{name}.rope: no fused attention turns {turned} of {head_dim}"
+        message = f"{name}.rope: no fused attention rotates {turned} of {head_dim}"
         yield finding(FUSED_HEADS, value_place(read, ("rope", "dims")), message, expected=expected, got=str(turned))
 
 
@@ -76,7 +76,7 @@ def has_key(read: Tree, key: str) -> bool:
 
 
 def is_beyond_scaling(model: Compiled) -> bool:
-    """Whether the context is longer than what the rope scaling of an attention covers."""
+    """Whether the context is longer than the rope scaling of some attention covers."""
     parts = (part for _, part, _ in describe_parts(model))
     return any(
         isinstance(part, Attention) and _uncovered_scaling(part, model.spec.top.context) is not None for part in parts
@@ -84,13 +84,13 @@ def is_beyond_scaling(model: Compiled) -> bool:
 
 
 def _is_published(model: Compiled) -> bool:
-    """The context is a figure that the model is known by, and no slip."""
+    """Whether `expect` confirms the context, so that it is no mistake."""
     expect = model.spec.top.expect
     return expect is not None and expect.context == model.spec.top.context
 
 
 def _uncovered_scaling(part: Attention, context: int) -> Llama3 | Yarn | None:
-    """The scaling that does not cover the context, if there is one."""
+    """The rope scaling, if it does not cover the context; else None."""
     scaling = part.rope.scaling if part.rope else None
     if isinstance(scaling, Llama3 | Yarn) and scaling.factor * scaling.original < context:
         return scaling

@@ -1,4 +1,4 @@
-"""All findings of one spec file: what is wrong, what is advised, and what comments silence of that."""
+"""All findings of a spec file: errors and warnings, without those that comments silence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from blockc.report import expect_misses
 from blockc.source import Finding, Ignore, SpecError, finding, ignores, key_place, override, parse, read_bytes, suggest
 from blockc.weights.rules import group_sizes, patterns
 
-PAYS = 24  # files from which on more processes are faster than one
+PAYS = 24  # the number of files from which several processes are faster than one
 _WITHOUT = "choose another layout, or write the spec without checkpoint"
 
 _Findings = tuple[Finding, ...]
@@ -31,10 +31,10 @@ _Findings = tuple[Finding, ...]
 def check_files(
     files: Sequence[str], assignments: Sequence[str] = (), policy: Policy | None = None
 ) -> Iterator[_Findings]:
-    """The findings of each file, in the order of the files; of many in as many processes as there are cores."""
+    """The findings of each file, in the order of the files. Many files are checked on all cores at once."""
     check = partial(check_file, assignments=tuple(assignments), policy=policy)
     workers = min(_cores(), len(files) // (PAYS // 2))
-    if workers < 2 or "fork" not in get_all_start_methods():  # a fresh process would load everything anew
+    if workers < 2 or "fork" not in get_all_start_methods():  # without fork, each process would load everything again
         yield from map(check, files)
         return
     with ProcessPoolExecutor(workers, get_context("fork"), initializer=_ignore_interrupts) as pool:
@@ -42,12 +42,12 @@ def check_files(
 
 
 def _cores() -> int:
-    """Those that this process may use, where the system says."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C is for the process that waits."""
+    """Leaves Ctrl-C to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -59,7 +59,7 @@ def check_file(file: str, assignments: Sequence[str] = (), policy: Policy | None
 
 
 def check_text(data: bytes, file: str, assignments: Sequence[str] = (), policy: Policy | None = None) -> _Findings:
-    """By place. Warnings are looked for where there is a graph, so that a spec that is wrong has none."""
+    """The findings, ordered by place. Warnings need a graph, so a wrong spec has none."""
     try:
         tree = parse(data, file)
         comments = ignores(data, file)
@@ -80,7 +80,7 @@ def check_text(data: bytes, file: str, assignments: Sequence[str] = (), policy: 
 
 
 def find_misses(model: Compiled, expectations: bool = True) -> list[Finding]:
-    """What a verified graph can still be wrong in: a figure of `expect`, and the checkpoint's layout."""
+    """Errors of a valid graph: figures that differ from `expect`, and a checkpoint layout that does not fit."""
     found = expect_misses(model.spec, model.decoder, model.function) if expectations else []
     if name := model.spec.top.checkpoint:
         if name not in (known := layout_names()):
@@ -102,7 +102,10 @@ def _no_layout_finding(model: Compiled, name: str, known: Sequence[str]) -> Find
 
 
 def _apply_ignores(found: Iterable[Finding], comments: list[Ignore], whole: bool) -> list[Finding]:
-    """What no comment silences, and the comments that silence nothing; unused ones where the search was `whole`."""
+    """The findings that no comment silences, and findings about comments that silence nothing.
+
+    Unused codes are reported only if the search was `whole`.
+    """
     silent = {(each.place.file, each.place.line, each.name) for each in comments}
     used: set[tuple[str, int, str]] = set()
     kept: list[Finding] = []
@@ -120,7 +123,7 @@ def _apply_ignores(found: Iterable[Finding], comments: list[Ignore], whole: bool
 
 
 def _why_idle(comment: Ignore, whole: bool) -> tuple[str, str] | None:
-    """Why a comment silences nothing, and what to do."""
+    """(Why a comment silences nothing; what to do), or None."""
     name = comment.name
     if not name:
         return "an ignore that names no code", "write # blockc: ignore BLC402, with the codes of warnings"

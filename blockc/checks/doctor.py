@@ -1,7 +1,7 @@
-"""What this machine has of what blockc uses, whether it works, and what to do where it does not.
+"""Which packages and providers that blockc uses are here, whether they work, and what to do if not.
 
-Small functions ask: `installed`, `wanted`, `runtimes`, `onnxruntime_`, `linking`. Packages are imported only where they
-are tried, so that a broken one is a line of the answer.
+Small functions ask the machine: `installed_version`, `least_versions`, `runtimes`, `onnxruntime_`, `why_no_links`.
+Packages are imported only when they are tried, so that a broken package becomes a line of the report.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from blockc.graph.target import Target
 from blockc.ort.kernels import oldest_release, parse_release
 
 FORMAT = 1  # of the JSON
-# What each package is for; the first of them are installed with blockc.
+# What each package is for. Those in CORE are installed with blockc.
 CORE = {
     "jinja2": "renders model.py, and chat templates",
     "numpy": "the oracle, and weights",
@@ -47,7 +47,7 @@ OPTIONAL = {
 }
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 USED = (CPU, CUDA)  # the providers that blockc builds for
-TOLERANCE = {CPU: 1e-5, CUDA: 5e-3}  # of an answer about 1: fp32, and fp16 with fp16 sums
+TOLERANCE = {CPU: 1e-5, CUDA: 5e-3}  # for an answer of about 1: in fp32, and in fp16 with fp16 sums
 _REASON = 300  # characters
 
 
@@ -60,7 +60,7 @@ class Package:
 
 @dataclass(frozen=True)
 class ProviderHealth:
-    """`works` is None where blockc has no use for it; `error` is the largest difference from the known answer."""
+    """`works` is None for a provider that blockc does not use; `error` is the distance from the known answer."""
 
     name: str
     works: bool | None
@@ -104,14 +104,14 @@ class Health:
 
 def _describe_provider(provider: ProviderHealth) -> str:
     if provider.works is None:
-        return f"{provider.name}: listed, and of no use to blockc"
+        return f"{provider.name}: available, but blockc does not use it"
     if provider.works:
         return f"{provider.name}: works, {provider.error:.1e} from the known answer"
     return f"{provider.name}: does not work: {provider.reason}"
 
 
 def examine(folder: Path) -> Health:
-    """Of this interpreter's packages, and of hard links in the folder."""
+    """Examines this interpreter's packages, its providers, and hard links in the folder."""
     packages = tuple(Package(name, installed_version(name), use) for name, use in (CORE | OPTIONAL).items())
     problems = [*_find_outdated(packages), *_find_duplicates(runtimes())]
     providers: tuple[ProviderHealth, ...] = ()
@@ -133,7 +133,7 @@ def examine(folder: Path) -> Health:
 _REINSTALL = f"{pip('--force-reinstall', 'onnxruntime')}, or onnxruntime-gpu where that is wanted"
 FIXES = {
     CPU: _REINSTALL,
-    CUDA: f"it wants an NVIDIA driver (see nvidia-smi), CUDA and cuDNN: {pip(WITH_CUDA)}; "
+    CUDA: f"it needs an NVIDIA driver (see nvidia-smi), CUDA and cuDNN: {pip(WITH_CUDA)}; "
     f"on a machine without such a device: `pip uninstall onnxruntime-gpu`, then {pip('onnxruntime')}",
 }
 
@@ -149,7 +149,7 @@ def installed_version(name: str) -> str | None:
 
 
 def least_versions() -> dict[str, str]:
-    """The least version of each package, as blockc's own metadata has it; of onnxruntime, what its graphs want."""
+    """The least version of each package: of onnxruntime what graphs need, of others what blockc's metadata has."""
     runtime = oldest_release(Target())
     measured = {"onnxruntime": runtime, "onnxruntime-gpu": runtime}
     try:
@@ -161,7 +161,7 @@ def least_versions() -> dict[str, str]:
 
 
 def runtimes() -> list[str]:
-    """The packages that bring the module onnxruntime: each overwrites the others' files."""
+    """The installed packages that contain the module onnxruntime; each overwrites the others' files."""
     return sorted({name.lower() for name in metadata.packages_distributions().get("onnxruntime", [])})
 
 
@@ -170,7 +170,7 @@ def onnxruntime_() -> Any:
 
 
 def why_no_links(folder: Path) -> str:
-    """Why a file in the folder can have no second name; empty where it can."""
+    """Why the folder cannot have hard links; empty if it can."""
     try:
         with tempfile.TemporaryDirectory(prefix=".blockc-doctor-", dir=folder) as inside:
             (Path(inside) / "a").touch()
@@ -191,7 +191,7 @@ def _find_outdated(packages: tuple[Package, ...]) -> list[HealthProblem]:
         if package.version is None and package.name in CORE:
             found.append(HealthProblem(f"{package.name} is missing", pip(f"{package.name}>={floor}")))
         elif package.version is not None and parse_release(package.version) < parse_release(floor):
-            what = f"{package.name} is {package.version}, and blockc is made for {floor} and later"
+            what = f"{package.name} is {package.version}, and blockc needs {floor} or later"
             found.append(HealthProblem(what, pip("-U", f"{package.name}>={floor}")))
     return found
 
@@ -199,7 +199,7 @@ def _find_outdated(packages: tuple[Package, ...]) -> list[HealthProblem]:
 def _find_duplicates(found: list[str]) -> list[HealthProblem]:
     if len(found) < 2:
         return []
-    what = f"{' and '.join(found)} are both installed: they share their files, so that neither may be whole"
+    what = f"{' and '.join(found)} are both installed: they overwrite each other's files, so both may be broken"
     return [
         HealthProblem(
             what,
@@ -209,11 +209,11 @@ def _find_duplicates(found: list[str]) -> list[HealthProblem]:
     ]
 
 
-# A provider that is listed may still not start, and onnxruntime goes on with the CPU in silence.
+# A provider that is listed may still not start; then onnxruntime silently uses the CPU.
 
 
 def try_provider(name: str) -> ProviderHealth:
-    """The known answer in a fresh session of this provider."""
+    """Runs the known graph on a provider in a new session."""
     printed: list[str] = []
     try:
         with _capture_output(printed):
@@ -230,7 +230,7 @@ def try_provider(name: str) -> ProviderHealth:
 
 
 def _answer(name: str) -> float | list[str]:
-    """How far the session is from the known answer; the providers that it has instead, where it has not this one."""
+    """The distance from the known answer; or the session's providers, if this one is not the first of them."""
     import numpy as np
 
     runtime = onnxruntime_()
@@ -293,8 +293,7 @@ def known_graph(half: bool) -> bytes:
 def _matrix() -> Any:
     """w (4, 64): queries of head 0 and 1, keys, values, 16 columns each.
 
-    A query of head 0 finds every key equally like it, and one of head 1 meets key i with the score ln(i + 1); value i
-    is i everywhere.
+    Queries of head 0 score 0 with every key, those of head 1 score ln(i + 1) with key i; all numbers of value i are i.
     """
     import numpy as np
 
@@ -306,7 +305,7 @@ def _matrix() -> Any:
 
 
 def known_answer() -> Any:
-    """(1, 3, 32): head 0 has the mean of the values so far, head 1 their mean weighted by 1, 2, 3."""
+    """(1, 3, 32): head 0 gives the mean of the values so far, head 1 their mean weighted by 1, 2, 3."""
     import numpy as np
 
     means = [[0, 0], [1 / 2, 2 / 3], [1, 8 / 6]]
@@ -315,7 +314,7 @@ def known_answer() -> Any:
 
 @contextmanager
 def _capture_output(lines: list[str]) -> Generator[None]:
-    """What a library prints meanwhile, on either stream and from below Python."""
+    """Collects what a library prints on both streams, also from C."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as file, redirect_stdout(StringIO()) as printed:
@@ -331,7 +330,7 @@ def _capture_output(lines: list[str]) -> Generator[None]:
 
 
 def _first_line(what: object) -> str:
-    """The first line of an error, without the places in onnxruntime's own sources that stand before what happened."""
+    """The first line of an error, without the positions in onnxruntime's sources at its start."""
     line = (str(what).strip() or type(what).__name__).splitlines()[0]
     line = re.sub(r"\x1b\[[0-9;]*m", "", line)
     return line.rpartition("FAIL : ")[2][:_REASON]

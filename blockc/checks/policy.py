@@ -1,4 +1,4 @@
-"""A policy: bounds that a team sets for all its specs. One file, read as strictly as a spec.
+"""A policy: bounds that a team sets for all its specs, in a file that is read as strictly as a spec.
 
 policy: 1
 parameters: {min: 1e9, max: 9e9}
@@ -8,7 +8,7 @@ head_dims: [64, 128]
 placements: [pre, sandwich]
 expect: [parameters, kv_values_per_token]
 
-Every key but the first may be absent. A breach is an error at the key of the spec that decides it.
+Every key except the first is optional. A breach is an error at the key of the spec that causes it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class CacheBound(Model):
 
 
 class MemoryBound(Model):
-    """Of one server: `devices` of `device_memory` each. context: the spec's own where absent, or where that is less."""
+    """A server with `devices` of `device_memory` each. The context is the spec's where that is less, or by default."""
 
     context: Positive | None = None
     batch: Positive
@@ -105,11 +105,11 @@ class Policy:
         return f"<Policy {inert(self.tree.place.file)}: {bounds}>"
 
     def place(self, *path: str) -> tuple[str, Place]:
-        """What a finding names beside its own place."""
+        """The policy's place, which a finding names beside its own."""
         return "the policy", key_place(self.tree, path)
 
     def breaches(self, model: Compiled) -> list[Finding]:
-        """Each bound that a verified spec does not keep."""
+        """A finding for each bound that a valid spec breaks."""
         graph = Graph(model.function, model.decoder.kinds)
         found = (
             *self._parameters(model, graph),
@@ -197,7 +197,7 @@ class Policy:
             yield finding(
                 POLICY_PLACEMENT,
                 value_place(layer.tree, path),
-                f"norms stand as in {word}" if word else "a block that no placement names",
+                f"norms are placed as in {word}" if word else "a block that matches no placement",
                 expected=_one_of(self.keys.placements or ()),
                 got=word or "a block",
                 others=[self.place("placements")],
@@ -208,12 +208,12 @@ class Policy:
         for key in self.keys.expect or ():
             if key not in said:
                 place = key_place(model.spec.tree, ("expect",))
-                message = f"expect says nothing of {key}"
+                message = f"expect has no {key}"
                 yield finding(POLICY_EXPECT, place, message, expected=f"expect.{key}", others=[self.place("expect")])
 
 
 def _kv_place(model: Compiled) -> Place:
-    """Where the widest keys and values of a layer are decided."""
+    """The place of the key that sets the widest keys and values of a layer."""
     mixers = [(part, read) for _, part, read in describe_parts(model) if isinstance(part, Attention)]
     if not mixers:
         return value_place(model.spec.tree, ("width",))
@@ -222,7 +222,7 @@ def _kv_place(model: Compiled) -> Place:
 
 
 def _plain_term(term: Term) -> Any:
-    """A term as the plain lists and mappings that a spec says it by, whatever the factors of its branches."""
+    """A term as the lists and mappings of a spec, without the factors of its branches."""
     match term:
         case Leaf():
             return term.label
@@ -241,7 +241,7 @@ def _one_of(words: list[int] | list[Placement] | tuple[()]) -> str:
 
 
 def read_policy(data: bytes, file: str) -> Policy:
-    """Raises SpecError with all that is wrong."""
+    """Reads a policy. Raises SpecError with everything that is wrong."""
     tree = parse(data, file)
     try:
         return Policy(PolicyKeys.model_validate(plain(tree)), tree)

@@ -466,7 +466,10 @@ def both_ways(tmp_path: Path) -> Path:
 def test_what_is_no_decoder_with_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     for folder, why in (
-        (tmp_path / "empty", "empty: no manifest.json, so no finished build, and no model.onnx of another's either"),
+        (
+            tmp_path / "empty",
+            "empty: not a finished build, for it has no manifest.json, and no model.onnx of another tool",
+        ),
         (without_weights(tmp_path), "has no weights: build it with `blockc build "),
         (both_ways(tmp_path), "the model has no cache, as one that looks both ways has none"),
     ):

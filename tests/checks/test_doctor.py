@@ -139,7 +139,7 @@ def test_an_onnxruntime_before_1_28_is_a_problem(
     monkeypatch.setattr(doctor, "runtimes", list)
     monkeypatch.setattr(doctor, "installed_version", lambda name: version if name == "onnxruntime" else real(name))
     assert run() == (3 if old else 0)
-    what = f"problem: onnxruntime is {version}, and blockc is made for 1.28 and later\n"
+    what = f"problem: onnxruntime is {version}, and blockc needs 1.28 or later\n"
     assert (what + "    fix: `pip install -U 'onnxruntime>=1.28'`\n" in capsys.readouterr().out) is old
 
 
@@ -180,7 +180,7 @@ def test_a_provider_that_is_listed_and_does_not_start_is_a_problem(
     why = "onnxruntime would run on CPUExecutionProvider: Failed to load library libx.so with error: libcudart.so.13"
     assert f"{CUDA}: does not work: {why}" in said.out
     assert f"problem: {CUDA} does not work: {why}" in said.out
-    assert "    fix: it wants an NVIDIA driver (see nvidia-smi), CUDA and cuDNN" in said.out
+    assert "    fix: it needs an NVIDIA driver (see nvidia-smi), CUDA and cuDNN" in said.out
 
 
 def test_a_provider_is_judged_by_its_numbers(fake: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,7 +208,7 @@ def test_a_provider_that_blockc_does_not_use_is_only_listed(
 ) -> None:
     fake("TensorrtExecutionProvider", CPU)
     assert run() == 0
-    assert "TensorrtExecutionProvider: listed, and of no use to blockc\n" in capsys.readouterr().out
+    assert "TensorrtExecutionProvider: available, but blockc does not use it\n" in capsys.readouterr().out
 
 
 def test_the_known_answer_in_half_precision_is_close_enough_for_its_tolerance(fake: Callable[..., None]) -> None:

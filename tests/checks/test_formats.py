@@ -128,8 +128,8 @@ def test_github_shows_ten_of_a_severity_and_counts_the_rest() -> None:
     found = commands(checked)
     assert [name for name, _, _ in found] == ["error"] * 10 + ["warning"] * 10
     text = FORMATS["github"](checked)
-    assert "25 more of severity error: GitHub shows 10 of a step\n" in text
-    assert "1 more of severity warning: GitHub shows 10 of a step\n" in text
+    assert "25 more of severity error: GitHub shows 10 for a step\n" in text
+    assert "1 more of severity warning: GitHub shows 10 for a step\n" in text
     assert "more of" not in FORMATS["github"]([many(TOO_SMALL, github.SHOWN)])
 
 

@@ -85,7 +85,7 @@ def test_a_block_is_the_placement_that_says_the_same() -> None:
     text = changed(f"norm: {{type: rms, eps: 1e-5}}\nblock: {term}\n")
     assert held("placements: [parallel_one]", text) == ()
     (found,) = held("placements: [parallel_two]", text)
-    assert (found.message, found.place.line) == ("norms stand as in parallel_one", 12)
+    assert (found.message, found.place.line) == ("norms are placed as in parallel_one", 12)
 
 
 def test_kinds_that_inherit_a_breach_have_it_once_and_others_each() -> None:

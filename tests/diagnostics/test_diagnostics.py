@@ -215,13 +215,13 @@ ROPE = "rope: {theta: 10000, pairing: half"
 HEADS = [
     # keys, expected
     ("attention: {heads: 4, head_dim: «20»}\npositions: none\n", "a multiple of 8"),
-    (f"attention: {{heads: 4, head_dim: «24», {ROPE}}}}}\n", "a multiple of 16, where rope turns"),
-    (f"attention: {{heads: «8», {ROPE}}}}}\n", "a multiple of 16, where rope turns"),
-    (f"attention: {{heads: 4, head_dim: 32, {ROPE}, dims: «8»}}}}\n", "a multiple of 16, where rope turns"),
+    (f"attention: {{heads: 4, head_dim: «24», {ROPE}}}}}\n", "a multiple of 16 with rope"),
+    (f"attention: {{heads: «8», {ROPE}}}}}\n", "a multiple of 16 with rope"),
+    (f"attention: {{heads: 4, head_dim: 32, {ROPE}, dims: «8»}}}}\n", "a multiple of 16 with rope"),
     (
         "norm: {type: rms, eps: 1e-5}\nblock: [attention, mlp, other]\n"
         f"parts: {{other: {{attention: {{heads: 4, head_dim: «24», {ROPE}}}}}}}}}\n",
-        "a multiple of 16, where rope turns",
+        "a multiple of 16 with rope",
     ),
 ]
 

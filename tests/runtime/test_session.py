@@ -298,7 +298,7 @@ def test_changed_weights_are_seen(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_run_says_why(tmp_path: Path) -> None:
-    with pytest.raises(SessionError, match=r"no manifest\.json, so no finished build"):
+    with pytest.raises(SessionError, match=r"no manifest\.json, so not a finished build"):
         Session(tmp_path)
     api.build(twin("llama3-8b"), tmp_path / "bare", proof=False)
     with pytest.raises(SessionError) as said:

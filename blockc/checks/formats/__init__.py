@@ -1,4 +1,4 @@
-"""Findings as text: for people, for programs, and for the services that run checks. The standard library alone."""
+"""Findings as text: for people, for programs, and for services that run checks. Uses only the standard library."""
 
 from __future__ import annotations
 

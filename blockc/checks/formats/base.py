@@ -1,4 +1,4 @@
-"""What every format says: a file, its findings, and whether they are held against it."""
+"""What all formats share: a file, its findings, and whether they make it wrong."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from blockc.diagnostics import SEVERITIES
 from blockc.source import PATH_SHOWN, Finding, Place, inert
 
-STDIN = "<stdin>"  # the file of findings in standard input
+STDIN = "<stdin>"  # the file name for standard input
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One file and its findings; `strict` holds warnings against it too."""
+    """One file and its findings; with `strict`, warnings make it wrong too."""
 
     file: str
     findings: tuple[Finding, ...]
@@ -37,19 +37,19 @@ class Checked:
 
 
 def by_severity(checked: Sequence[Checked]) -> Iterator[Finding]:
-    """Errors first; within a severity as they come."""
+    """The findings by severity, errors first, else in order."""
     every = [finding for each in checked for finding in each.findings]
     yield from (finding for severity in SEVERITIES for finding in every if finding.severity == severity)
 
 
 def totals(checked: Sequence[Checked]) -> dict[str, int]:
-    """files, errors, warnings, notes"""
+    """The numbers of files, errors, warnings and notes."""
     counts = Counter(finding.severity for each in checked for finding in each.findings)
     return {"files": len(checked), **{f"{severity}s": counts[severity] for severity in SEVERITIES}}
 
 
 def path_of(place: Place) -> str:
-    """The file from the working folder, with forward slashes: no path of the machine stands in what is kept."""
+    """The file relative to the working folder, with forward slashes, so that no path of the machine is stored."""
     return relative_path(place.file)
 
 
@@ -65,9 +65,9 @@ def relative_path(file: str) -> str:
 
 
 def path_in_repository(place: Place) -> str:
-    """The file as a service names it that knows the repository: from its root, whatever the working folder is.
+    """The file relative to the repository's root, as services name it, whatever the working folder is.
 
-    The root is GITHUB_WORKSPACE, else the folder above that git keeps. A file outside it is named from the working
+    The root is GITHUB_WORKSPACE, else the next folder up with .git. A file outside it is relative to the working
     folder.
     """
     if place.file == STDIN:
@@ -88,17 +88,17 @@ def _roots(here: str, workspace: str) -> tuple[str, ...]:
 
 
 def _real(file: str) -> str:
-    """The links of its folder resolved; a file that is a link is one of the repository's own."""
+    """The path with the links of its folder resolved; the file itself may be a link in the repository."""
     return os.path.join(os.path.realpath(os.path.dirname(file)), os.path.basename(file))
 
 
 def relocate(finding: Finding) -> Finding:
-    """The finding with its files as they are from the working folder."""
+    """The finding with its files relative to the working folder."""
     others = tuple((label, replace(place, file=path_of(place))) for label, place in finding.others)
     return replace(finding, place=replace(finding.place, file=path_of(finding.place)), others=others)
 
 
 def full_message(finding: Finding) -> str:
-    """The message, and what is known beyond it, a line each."""
+    """The message, then expected, got and hint on a line each."""
     parts = (("expected", finding.expected), ("got", finding.got), ("hint", finding.hint))
     return "\n".join((inert(finding.message), *(f"{label}: {inert(said)}" for label, said in parts if said)))

@@ -1,7 +1,7 @@
 """For GitHub Actions: workflow commands, which become annotations on the lines of a pull request.
 
-GitHub shows 10 of each severity for a step and drops the rest without a word: errors come first, and what is left out
-is counted.
+GitHub shows 10 annotations of each severity for a step and silently drops the rest. So errors come first, and those
+left out are counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def render_github(checked: Sequence[Checked]) -> str:
         found = [finding for finding in every if finding.severity == severity]
         said += [_command(finding) for finding in found[:SHOWN]]
         if left := len(found) - SHOWN:
-            said += [f"{left} more of severity {severity}: GitHub shows {SHOWN} of a step"] if left > 0 else []
+            said += [f"{left} more of severity {severity}: GitHub shows {SHOWN} for a step"] if left > 0 else []
     wrong = sum(each.wrong for each in checked)
     return "\n".join((*said, f"{wrong} of {len(checked)} specs are wrong")) + "\n"
 
@@ -35,7 +35,7 @@ def _command(finding: Finding) -> str:
         "line": place.line,
         "endLine": place.line,
         "col": place.column,
-        "endColumn": place.end - 1,  # GitHub counts the last one in
+        "endColumn": place.end - 1,  # GitHub's end is inclusive
         "title": finding.code.name,
     }
     said = ",".join(f"{key}={_property(str(value))}" for key, value in properties.items())

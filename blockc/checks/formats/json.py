@@ -1,4 +1,4 @@
-"""For programs. `version` changes when a key changes its meaning or goes; new keys may come without."""
+"""For programs: JSON. `version` changes if a key changes its meaning or is removed, not if keys are added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For what reads JUnit's XML: one suite, one case a file, which fails where the file is wrong."""
+"""JUnit's XML: one suite with a case for each file, which fails if the file is wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape, quoteattr
 from blockc.checks.formats.base import Checked, relative_path, relocate
 from blockc.source import Finding, inert, render
 
-# What XML 1.0 has no way to write: `inert` leaves none but these two.
+# The characters that XML 1.0 cannot write and that `inert` leaves.
 _NO_XML = re.compile("[\ufffe\uffff]")
 
 

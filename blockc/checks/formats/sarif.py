@@ -1,7 +1,7 @@
 """SARIF 2.1.0, for code scanning: the rules that were broken, and where.
 
-A result's fingerprint is made of its code, its file and the text of its line, so that it stays the same finding when
-lines above it come and go.
+A result's fingerprint is made of its code, its file and the text of its line, so that it stays the same when lines
+above it change.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _location(place: Place) -> dict[str, Any]:
 
 
 def _fingerprint(finding: Finding, seen: Counter[str]) -> str:
-    """Equal lines are told apart by their order."""
+    """A digest of code, file and line; equal ones are numbered."""
     what = "\0".join((finding.code.name, path_in_repository(finding.place), finding.place.text.strip()))
     digest = hashlib.sha256(what.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     seen[digest] += 1

@@ -14,7 +14,7 @@ def render_text(checked: Sequence[Checked]) -> str:
 
 
 def render_lines(checked: Checked) -> tuple[str, str]:
-    """Its findings, and that it is right, each where there is such."""
+    """(The findings of a file; the line that it is ok); either may be empty."""
     found = "\n".join(render(finding) for finding in checked.findings)
     return found, "" if checked.wrong else f"{inert(checked.file)}: ok"
 
