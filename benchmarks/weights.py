@@ -40,9 +40,9 @@ checkpoint: llama
 """
 MEASURED = """
 import sys, time
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 start = time.perf_counter()
-code = guarded(lambda: app(sys.argv[1:], standalone_mode=False))
+code = run_guarded(lambda: app(sys.argv[1:], standalone_mode=False))
 (peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(time.perf_counter() - start, time.process_time(), int(peak) * 1024)
 sys.exit(code)

@@ -6,8 +6,8 @@ print(api.show(model))                                 # the block drawn, its ma
 built = api.build(model, "out/llama3-8b")              # model.py, model.onnx, ...: all or nothing
 print(built.line)                                      # proved: oracle = torch = onnxruntime ...
 
-A spec that is wrong raises SpecError, what cannot be asked for UsageError, and no file is touched then. docs/api.md has
-an example of each function. A name is imported from its module when it is first asked for.
+A wrong spec raises SpecError and a wrong argument UsageError; then no file is touched. docs/api.md has an example of
+each function. A name is imported from its module when it is first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model to a folder of files, and the proof of either."""
+"""Builds a model into a folder of files, and proves either."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Built:
 
 
 class NotProvedError(BlockcError):
-    """The proof failed, or could not be made where it was required; nothing was written."""
+    """The proof failed, or was required and could not be made; nothing was written."""
 
     def __init__(self, proof: Proof) -> None:
         super().__init__(proof.line)
@@ -64,22 +64,22 @@ def build(
 ) -> Built:
     """Writes model.py, model.onnx, graph.txt, report.json, spec.resolved.yaml, verify.json, manifest.json to `out`.
 
-    Proves the twin first; raises NotProvedError, with nothing written, where a backend is wrong, and with
-    `require_proof` also where torch or onnxruntime is missing. `out` is generated/<name> by default.
+    The twin is proved first. Raises NotProvedError, with nothing written, if a backend is wrong, and with
+    `require_proof` also if torch or onnxruntime is missing. `out` is generated/<name> by default.
 
-    `weights` is a checkpoint: a .safetensors or .gguf file, or a folder. The model then has its parameters,
-    as references: with `link` into the checkpoint's own files, hard-linked beside it, with `pack` into
-    model.onnx.data; where neither is said, `link` if most of them are in the model's float type. With `deep` the
-    digest of each linked tensor is written down, for `verify` to compare. Raises CheckpointError naming all that does
-    not fit. `adapters` are folders of LoRA adapters as PEFT saves them, merged into these weights one after another.
+    `weights` is a checkpoint: a .safetensors or .gguf file, or a folder. model.onnx then has its parameters as
+    references: with mode "link" into the checkpoint's own files, which are hard-linked beside it, with "pack" into
+    model.onnx.data. The default is "link" if most weights are in the model's float type. With `deep` the manifest gets
+    the digest of each linked tensor, for `verify` to compare. Raises CheckpointError naming everything that does not
+    fit. `adapters` are folders of LoRA adapters as PEFT saves them, merged into the weights one after another.
 
-    `target` says what model.onnx is for: any runtime, or a provider of onnxruntime in its own operators; the float type
-    that it computes in; whose logits it gives; and how it holds its cache. `products` names runtimes whose files are
-    added, such as genai; raises ProductError where one would not load the folder. `progress` is called while the proof
-    runs and while weights are read, with what is done, how much of it, and of how much.
+    `target` says what model.onnx is for: any runtime, or a provider of onnxruntime in its own operators; its float
+    type; which logits it returns; and how it keeps its cache. `products` names runtimes whose files are added, such as
+    genai; raises ProductError if one of them would not load the folder. During the proof and while weights are read,
+    `progress` is called with the name of the work, how much is done, and how much there is.
 
-    Files in `out` that no build left there are not replaced, unless `force` is given: raises FolderError. Whatever is
-    given, no file is touched whose name no build writes.
+    Files in `out` that no build wrote are not replaced unless `force` is given: raises FolderError. A file whose name
+    no build writes is never touched.
     """
     if weights is None:
         _refuse_idle({"mode": mode is not None, "deep": deep, "adapters": adapters})
@@ -112,13 +112,13 @@ def build(
 
 
 def _refuse_idle(said: Mapping[str, object]) -> None:
-    """What speaks of weights, where there are none."""
+    """Raises UsageError for an argument about weights where there are none."""
     if idle := [name for name, on in said.items() if on]:
-        raise UsageError("is for weights: give them with weights=PATH", idle[0])
+        raise UsageError("is for weights, and there are none: give them with weights=PATH", idle[0])
 
 
 def _untested_notes(target: Target) -> list[str]:
-    """What was proved on the CPU's kernels alone."""
+    """A note for a graph that cannot run here, and was proved on the CPU only."""
     return ["cuda: built, not run here"] if target.provider == "cuda" else []
 
 
@@ -128,7 +128,7 @@ def _product_notes(products: Sequence[Product], model: Compiled, target: Target)
 
 
 def _unfused_notes(model: Compiled, target: Target) -> list[str]:
-    """Each reason for which ops are not fused, with the first of them and how many more there are."""
+    """A note for each reason why ops are not fused, with the first op and the number of others."""
     names: dict[str, list[str]] = {}
     for left in model.unfused(target):
         names.setdefault(left.reason, []).append(left.node)
@@ -149,7 +149,9 @@ def _plan(
 def verify(
     path: Path | str, assignments: Sequence[str] = (), *, deep: bool = False, progress: Progress = silent
 ) -> folder.CheckResult:
-    """The golden matrix of a spec's twin, or of the files in a build's folder; `deep` reads its linked tensors too.
+    """Runs the golden matrix of a spec's twin, or of the files in a build's folder.
+
+    With `deep` it also compares each linked tensor with its digest.
 
     `progress` is called as in `build`.
     """

@@ -1,4 +1,4 @@
-"""What is wrong with specs."""
+"""Checks specs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from blockc.source import Finding, inert
 
 
 def policy(path: Path | str) -> Policy:
-    """The bounds in this file, for `check`. Raises SpecError where they are none."""
+    """Reads the bounds in a file, for `check`. Raises SpecError if the file is not a policy."""
     return load_policy(path)
 
 
 def check(
     path: Path | str, assignments: Sequence[str] = (), policy: Policy | Path | str | None = None
 ) -> tuple[Finding, ...]:
-    """All findings of one spec, errors and warnings, by place; empty where it is clean.
+    """All findings of one spec, errors and warnings, by place; empty if it is clean.
 
-    With a policy also each of its bounds that the spec does not keep.
+    With a policy, each bound that the spec breaks is an error too.
     """
     refuse_config(str(path))
     return check_file(str(spec_file(path)), assignments, _load_bounds(policy))
@@ -37,9 +37,9 @@ def check_files(
     policy: Policy | Path | str | None = None,
     strict: bool = False,
 ) -> Iterator[Checked]:
-    """The findings of each file that the paths mean, as they come; `strict` holds warnings against a file too.
+    """Yields the findings of each file; with `strict`, warnings make a file wrong too.
 
-    Files are those of `spec_files`, and of many as many are checked at once as there are cores.
+    The files are those of `spec_files`. Many files are checked on all cores at once.
     """
     files, bounds = [str(file) for file in spec_files(*paths)], _load_bounds(policy)
     found = _check_files(files, assignments, bounds)
@@ -47,9 +47,9 @@ def check_files(
 
 
 def written(checked: Sequence[Checked], form: str = "text") -> str:
-    """Findings as text, json, github, sarif or junit has them."""
+    """The findings as text, json, github, sarif or junit. Raises UsageError for another format."""
     if form not in FORMATS:
-        raise UsageError(f"{inert(form)} is no format: expected one of {', '.join(FORMATS)}")
+        raise UsageError(f"{inert(form)} is not a format: expected one of {', '.join(FORMATS)}")
     return FORMATS[form](checked)
 
 

@@ -16,10 +16,10 @@ from blockc.source import MAX_BYTES, SpecError, inert, parse, read_bytes
 
 
 def diff(old: Path | str, new: Path | str | None = None, *, against: str | None = None) -> Diff:
-    """What changed from one spec to another, by whom it breaks; `text()` of it says so a line each.
+    """What changed from one spec to another, by what it breaks; its `text()` has a line for each change.
 
-    With `against`, such as "git:HEAD", one spec is given, and compared with what its file was at that revision. Raises
-    RevisionError where git has it not.
+    With `against`, such as "git:HEAD", give one spec, which is compared with its file at that revision. Raises
+    RevisionError if git does not have it.
     """
     if (new is None) is (against is None):
         raise UsageError("expected two specs, or one with against=git:REF")
@@ -35,7 +35,7 @@ def _side_of(path: Path) -> Side:
 
 
 def _side_at(path: Path, against: str) -> Side:
-    """The file as a revision has it. Its `expect` was compared then."""
+    """The spec at a revision. Its `expect` is not compared again."""
     kind, _, ref = against.partition(":")
     if kind != "git" or not ref:
         raise UsageError(f"{inert(against)}: expected git:REF, such as git:HEAD")

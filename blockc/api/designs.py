@@ -1,4 +1,4 @@
-"""New specs with the ratios of others."""
+"""New specs with the ratios of existing ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blockc.source import inert, read
 
 @dataclass(frozen=True)
 class NewSpec:
-    """The text of a new spec, what it has, and the budget that was asked for."""
+    """The text of a new spec, its sizes and parameters, and the budget."""
 
     name: str
     text: str
@@ -38,7 +38,7 @@ class NewSpec:
 def new(name: str, like: Path | str, parameters: str | float | None = None) -> NewSpec:
     """A spec with the ratios of another: width, depth and heads for a budget such as "350M" or 7.5e9.
 
-    Without a budget it has the sizes of the other. Raises NoDesignError where no such design is within 3 percent.
+    Without a budget it has the sizes of the other spec. Raises NoDesignError if no design is within 3 percent.
     """
     if fault := name_fault(name):
         raise UsageError(f"{inert(name)}: {fault}")

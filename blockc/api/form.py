@@ -1,4 +1,4 @@
-"""The one form of a spec's text."""
+"""Formats the text of specs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blockc.source import inert, read_bytes
 
 @dataclass(frozen=True)
 class Formatted:
-    """A file as it was, and in the one form."""
+    """A spec file before and after formatting."""
 
     file: str
     before: bytes
@@ -28,22 +28,22 @@ class Formatted:
         return self.before != self.after
 
     def diff(self) -> list[str]:
-        """What changes, as lines of a unified diff without their ends."""
+        """The changes as lines of a unified diff, without line ends."""
         before, after = (text.decode("utf-8-sig").splitlines(keepends=True) for text in (self.before, self.after))
         lines = difflib.unified_diff(before, after, self.file, f"{self.file} (formatted)")
         return [line.rstrip("\r\n") for line in lines]
 
 
 def format_text(text: str, file: str = "<text>") -> str:
-    """A spec's text in the one form: keys in order, numbers at their shortest. Raises SpecError, naming `file`."""
+    """Formats a spec's text: keys in order, numbers at their shortest. Raises SpecError, which names `file`."""
     return formatted(text.encode(), file).decode()
 
 
 def fmt(path: Path | str, *, write: bool = True) -> Formatted:
-    """The spec file in the one form, written where it was unless `write` is False. Values and comments stay."""
+    """Formats a spec file, in place unless `write` is False. Values and comments stay."""
     file = spec_file(path)
     if write and find_bundled(str(path)) is not None:
-        raise UsageError(f"{inert(str(path))}: comes with blockc, and is not written over: give write=False")
+        raise UsageError(f"{inert(str(path))}: comes with blockc, and is not overwritten: give write=False")
     old = read_bytes(file)
     made = Formatted(str(file), old, formatted(old, str(file)))
     if write and made.changed:

@@ -1,4 +1,4 @@
-"""What comes with blockc, by name, and which spec files lie at a path."""
+"""Lists what comes with blockc, and the spec files at paths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bundled() -> dict[str, Path]:
 
 
 def spec_files(*paths: Path | str) -> builtins.list[Path]:
-    """The spec files that these mean, each once: files, folders of specs, globs, and names of specs."""
+    """The spec files at these paths, each once; a path is a file, a folder, a glob, or a bundled spec's name."""
     return [*dict.fromkeys(Path(file) for path in paths for file in files_at(str(path)))]
 
 
@@ -60,6 +60,6 @@ def list() -> Catalogue:  # noqa: A001
 
 
 def _row(name: str, path: Path) -> Listed:
-    """The count is that of `expect`, which every spec that comes with blockc has, and is tested for."""
+    """A spec's figures. Parameters are read from `expect`, which the tests compare for every bundled spec."""
     keys: Any = plain(read(path))
     return Listed(name, keys["expect"]["parameters"], keys["width"], keys["depth"], keys["context"])

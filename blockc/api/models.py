@@ -1,4 +1,4 @@
-"""A spec, or what is imported as one, to a model; and what the model is: its figures, drawn, its twin."""
+"""Compiles a spec, or a config.json that is imported, to a model; and gives its figures, its drawing and its twin."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from blockc.weights.rules import group_sizes, match_tensors, misfit_error, rules
 
 
 def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # noqa: A001
-    """The spec at `path`, with `key.path=value` assignments laid over it, as a verified graph.
+    """Compiles the spec at `path`, with its keys set by `key.path=value` assignments, to a verified graph.
 
-    The name of a spec that comes with blockc does too. A config.json, or a folder with one, is imported.
-    Raises SpecError also where a figure of `expect` or the checkpoint's layout does not hold. `expect` speaks of the
-    spec as it is written, so with assignments it is not compared.
+    `path` may also be the name of a spec that comes with blockc. A config.json, or a folder with one, is imported.
+    Raises SpecError for a wrong spec, also if a figure of `expect` differs or the checkpoint's layout does not fit.
+    `expect` describes the spec as written, so it is not compared if there are assignments.
     """
     tree, warnings = _read_tree(model_file(path))
     for assignment in assignments:
@@ -37,7 +37,7 @@ def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # n
 
 
 def _read_tree(path: Path) -> tuple[MappingNode, tuple[Finding, ...]]:
-    """(The spec; the warnings of its import, where it is one.)"""
+    """(The spec; the warnings of its import, if it is imported.)"""
     config = config_file(path)
     if config is None:
         return read(path), ()
@@ -47,7 +47,7 @@ def _read_tree(path: Path) -> tuple[MappingNode, tuple[Finding, ...]]:
 
 @dataclass(frozen=True)
 class ImportedSpec:
-    """The text of an imported spec; the warnings are of keys that are taken otherwise than they say."""
+    """The text of an imported spec, and warnings about keys that are not read as written."""
 
     text: str
     warnings: tuple[Finding, ...]
@@ -59,14 +59,14 @@ class ImportedSpec:
 def import_spec(path: Path | str) -> str:
     """The text of a spec for a config.json, or for the folder of a checkpoint, as a person would write it.
 
-    Raises SpecError naming every key and value of config.json that is not understood, by line and column. What the
-    folder's weights are named and shaped is compared with the spec; CheckpointError names all that does not fit.
+    Raises SpecError naming every key and value of config.json that is not understood, by line and column. The names and
+    shapes of the folder's weights are compared with the spec; raises CheckpointError naming all that do not fit.
     """
     return imported_spec(path).text
 
 
 def imported_spec(path: Path | str) -> ImportedSpec:
-    """The same, with what is to be known of it."""
+    """The same, with the warnings of the import."""
     file = _find_config(Path(path))
     imported = read_config(file)
     model = compile_tree(imported.tree)
@@ -75,7 +75,7 @@ def imported_spec(path: Path | str) -> ImportedSpec:
     weighed = Path(path).is_dir() and any(file.parent.glob("*.safetensors"))
     if weighed:
         _check_weights(model, file.parent)
-    from blockc.authoring.importtext import imported_spec_text  # which other words need not wait for
+    from blockc.authoring.importtext import imported_spec_text  # slow to import
 
     return ImportedSpec(imported_spec_text(imported, model, weighed), imported.warnings)
 
@@ -89,18 +89,16 @@ def _find_config(path: Path) -> Path:
 
 
 def _gguf_hint(path: Path) -> str:
-    """What reads a GGUF file, where that is what there is."""
+    """A hint for a GGUF file, or a folder with one; else empty."""
     if path.suffix != ".gguf" and not any(path.glob("*.gguf")):
         return ""
     return f"; a GGUF file is read as the weights of a spec: `blockc build SPEC --weights {inert(str(path))}`"
 
 
 def _check_weights(model: Compiled, folder: Path) -> None:
-    """Raises CheckpointError where the headers of a folder's weights are not those of the model; no tensor is read."""
+    """Raises CheckpointError if the headers of a folder's weights do not fit the model; no tensor is read."""
     if model.spec.top.checkpoint is None:
-        raise CheckpointError(
-            f"{folder}: no layout reads how such a model's tensors lie in files: import config.json alone"
-        )
+        raise CheckpointError(f"{folder}: no layout describes the tensors of this model: import config.json alone")
     held = open_checkpoint(folder)
     says = held.find_misfits(model.function, model.spec.top.context)
     named = layout(model.spec.top.checkpoint or "")
@@ -119,7 +117,7 @@ def figures(
 ) -> Report:
     """Parameters, FLOPs, cache and memory at a context (of the spec by default), a batch and a dtype.
 
-    `device_memory` is bytes, or a size such as "80GB". Raises UsageError for a size or a dtype that is none.
+    `device_memory` is a number of bytes, or a size such as "80GB". Raises UsageError for a wrong size or dtype.
     """
     memory = _parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
     return report(
@@ -148,19 +146,19 @@ def show(model: Compiled, figured: Report | None = None) -> str:
 
 
 def expanded(model: Compiled) -> str:
-    """The block algebra that the spec's words stand for, as text."""
+    """The block algebra of the model's layers, as text."""
     from blockc.report.show import expanded as text
 
     return text(model.decoder)
 
 
 def table(figured: Sequence[Report]) -> str:
-    """Models as a row each."""
+    """A table with a row for each model."""
     from blockc.report.show import rows
 
     return rows(figured)
 
 
 def twin(model: Compiled) -> Compiled:
-    """The model small enough to run: its tiny twin, or itself where it is one."""
+    """A model small enough to run: the tiny twin, or the model itself if it is small enough."""
     return compile_spec(shrink(model.spec))

@@ -1,4 +1,4 @@
-"""Builds with weights that run: the text that they write, how fast they are; and whether this machine can."""
+"""Runs builds with weights, measures how fast they are, and examines this machine."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def run(
     prepack: bool = False,
     capture: bool = False,
 ) -> list[str]:
-    """What the build writes behind each prompt: at most so many tokens, fewer where one of them ends the text.
+    """The text that the build writes after each prompt: at most `tokens` tokens, fewer if one of them ends the text.
 
-    With a temperature above 0 tokens are drawn, else each is the likeliest. With `chat` a prompt is said to an
-    assistant, by the checkpoint's template, who was told `system` before. `capture` runs decode steps as a CUDA graph.
-    Raises SessionError where the folder cannot be run. `blockc.runtime.Session` gives token by token.
+    With a temperature above 0, tokens are drawn; else each is the likeliest. With `chat`, a prompt is a message to an
+    assistant in the checkpoint's template, after the system message `system`. `capture` runs decode steps as a CUDA
+    graph. Raises SessionError if the folder cannot be run. `blockc.runtime.Session` gives token by token.
     """
     from blockc.runtime import Session
     from blockc.runtime.chat import prompt_ids
@@ -49,7 +49,7 @@ def run(
     if tokens < 1:
         raise UsageError(f"{tokens}: expected 1 or more", "tokens")
     if system is not None and not chat:
-        raise UsageError("is told to an assistant: give chat=True too", "system")
+        raise UsageError("is a message to an assistant: give chat=True too", "system")
     choose = choose_sampler(temperature, top_k, top_p, seed)
     session = Session(folder, provider, threads, prepack, capture)
     tokenizer = Tokenizer(Path(folder), session.model.vocab)
@@ -79,10 +79,10 @@ def bench(
     provider: Provider = "cpu",
     said: Callable[[str], None] = _quiet,
 ) -> Bench:
-    """Prefill and decode of builds, measured by turns, each in a process of its own, beside the machine's floor.
+    """Measures prefill and decode of builds in turns, each in its own process, beside the machine's floor.
 
-    `said` is called with a line for each step. `text()` and `data()` of the answer are what the command prints.
-    Raises SessionError and WorkerError.
+    `said` is called with a line for each step. The result's `text()` and `data()` are what the command prints. Raises
+    SessionError and WorkerError.
     """
     from blockc.bench.measure import Measure, find_entries, run_bench
 
@@ -96,7 +96,7 @@ def bench(
 
 
 def doctor(folder: Path | str = ".") -> Health:
-    """What this interpreter has of what blockc uses, whether it works, and the fix; hard links in the folder."""
+    """Examines packages and providers that blockc uses, and hard links in the folder, with a fix for each problem."""
     from blockc.checks.doctor import examine
 
     return examine(Path(folder))

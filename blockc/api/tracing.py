@@ -34,7 +34,7 @@ class Step:
 
 
 def trace(model: Compiled, tokens: Sequence[int], seed: int = 0) -> list[Step]:
-    """The stream before the first layer and after each addition, in float64, with random parameters of the seed.
+    """The stream before the first layer and after each addition, in float64, with random parameters from the seed.
 
     Raises UsageError for a token outside the vocabulary.
     """
@@ -51,7 +51,7 @@ def trace(model: Compiled, tokens: Sequence[int], seed: int = 0) -> list[Step]:
 
 
 def _additions(root: Function) -> Iterator[str]:
-    """The value that enters the first layer, then every sum that a block hands on."""
+    """The names of the value that enters the first layer, and of every sum on the residual stream."""
     layers = [n for n in root.nodes if is_call(n)]
     if layers:
         yield layers[0].inputs[0].name
@@ -66,7 +66,7 @@ def _additions(root: Function) -> Iterator[str]:
 
 
 def _is_partial_sum(function: Function, value: Value) -> bool:
-    """A sum of branches on its way into the residual: no stream yet."""
+    """Whether a value is a sum of branches before the sum with the residual."""
     users = [n for n in function.nodes if value in n.inputs]
     ends = [v for _, v in function.outputs]
     return isinstance(value.node.op, Add) and len(users) == 1 and value not in ends

@@ -9,22 +9,22 @@ from blockc.diagnostics import CODES
 from blockc.diagnostics.pages import entry, listed
 from blockc.source import inert, suggest
 
-LONGEST = 1000  # characters of what was asked for, in a message
+LONGEST = 1000  # characters of a wrong code in a message
 
 
 def explain(code: str | None = None) -> str:
-    """What the code of a finding means, with an example on either side of it; without one, the list of all codes."""
+    """What a finding's code means, with a wrong and a right example; without a code, the list of all codes."""
     if code is None:
         return listed()
     name = code.upper()
     if name not in CODES:
         near = _near(name)
-        raise UsageError(f"{inert(code, LONGEST)} is no code" + (f"; did you mean {near}?" if near else ""))
+        raise UsageError(f"{inert(code, LONGEST)} is not a code" + (f"; did you mean {near}?" if near else ""))
     return entry(CODES[name])
 
 
 def _near(name: str) -> str | None:
-    """The code of the same digits, as in BLC12 or 012, or the one that looks most like it."""
+    """The code with the same digits, as for BLC12 or 012; else the most similar code."""
     digits = name.removeprefix("BLC")
     same = f"BLC{digits:0>3}"
     return same if digits.isdecimal() and same in CODES else suggest(name, CODES)

@@ -1,4 +1,4 @@
-"""The text of an imported spec, as a person would write it, with its figures as they are computed."""
+"""The text of an imported spec, as a person would write it, with its computed figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blockc.source import plain
 
 
 def imported_spec_text(imported: Imported, model: Compiled, weighed: bool) -> str:
-    """The spec, with its figures as they are computed; `weighed` says that a checkpoint's tensors have them too."""
+    """The spec with its computed figures. `weighed`: a checkpoint's tensors were compared with them."""
     data = {key: _shorten(plain(entry.value)) for key, entry in imported.tree.entries.items()}
     kinds, graph = model.spec.kinds, Graph(model.function, model.decoder.kinds)
     expect = {"parameters": model.parameters, "kv_values_per_token": growth(graph, 1)}
@@ -38,7 +38,7 @@ def _block_lines(key: str, value: object) -> list[str]:
 
 
 def _shorten(value: object) -> object:
-    """8.0 as 8: a number of the language is the same whether it is written with a point or not."""
+    """8.0 as 8, which mean the same in a spec."""
     match value:
         case dict():
             return {key: _shorten(inner) for key, inner in value.items()}

@@ -1,9 +1,9 @@
-"""A spec of a family's shape for a budget of parameters.
+"""A spec with a family's ratios for a budget of parameters.
 
-Kept from the family: width / depth, head_dim, heads / kv_heads, heads x head_dim / width, mlp.width / width, and all
-that is no size. Layers cost about c x width^2, so that beside the tables the budget is c / aspect x width^3: width and
-depth grow with its cube root. Among the designs whose sizes are whole, and that are within 3 percent of the budget, the
-one that is taken has the least |parameters / budget - 1| + |ln(aspect / the family's)|.
+It keeps the family's width / depth, head_dim, heads / kv_heads, heads x head_dim / width, mlp.width / width, and every
+key that is not a size. A layer has about c x width^2 parameters, so without tables a model has c / aspect x width^3:
+width and depth grow with the cube root of the budget. Of the designs with whole sizes within 3 percent of the budget,
+the chosen one has the least |parameters / budget - 1| + |ln(aspect / the family's)|.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from blockc.source import MappingNode, SpecError, inert, parse, plain
 from blockc.source.text import resolve
 
 NEAR = 0.03  # of the budget
-TILE = 64  # of widths, and twice that from 1024 on
+TILE = 64  # widths are multiples of it, and of twice that from 1024 on
 LEAST_HEAD = 32
-TRIED = 8  # designs that are counted in full
+TRIED = 8  # designs whose parameters are counted exactly
 WIDE = 118  # characters of a line
 _SIZES = ("heads", "kv_heads", "head_dim")
-_OWN = ("description", "checkpoint", "expect")  # of the family's own model
+_OWN = ("description", "checkpoint", "expect")  # keys about the family's own model
 
 
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
@@ -40,12 +40,12 @@ BUDGET = "a number from 1e3 to 1e15, such as 350M, 7.5B or 100e9"
 
 
 class NoDesignError(BlockcError):
-    """The family has no one shape, or none of its shape meets the budget."""
+    """The family has no single set of ratios, or no design with its ratios meets the budget."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a budget decides."""
+    """The sizes that a budget determines."""
 
     width: int
     depth: int
@@ -66,10 +66,10 @@ class Family:
     name: str
     data: dict[str, Any]
     sizes: Sizes
-    tile: int  # layers after which the pattern begins anew
+    tile: int  # layers after which the pattern repeats
 
     def scale(self, heads: int, depth: int, head_dim: int) -> Sizes | None:
-        """The design of so many heads, where its width is whole and fills tiles."""
+        """The design with this many heads, or None if its width is not whole or not a multiple of tiles."""
         own = self.sizes
         width = Fraction(heads * head_dim * own.width, own.heads * own.head_dim)
         tile = TILE if width < 1024 else 2 * TILE
@@ -91,14 +91,14 @@ class Family:
         return {**self.data, "width": sizes.width, "depth": sizes.depth, "attention": attention, "mlp": mlp}
 
     def count(self, sizes: Sizes) -> int:
-        """Parameters; they are linear in the depth, so that two shallow models say it."""
+        """The number of parameters. It is linear in the depth, so two shallow models are enough to compute it."""
         one, two = (self._count(replace(sizes, depth=n * self.tile)) for n in (1, 2))
         return one + (two - one) * (sizes.depth // self.tile - 1)
 
     def _count(self, sizes: Sizes) -> int:
         try:
             function = build(elaborate(_read_spec(self.with_sizes(sizes))))
-        except SpecError as error:  # its places are in a text that nobody has written
+        except SpecError as error:  # its places are in a generated text
             why = error.findings[0].message
             raise NoDesignError(
                 f"a design of {self.name}'s ratios and width {sizes.width} would be wrong: {why}"
@@ -107,7 +107,7 @@ class Family:
 
 
 def read_family(tree: MappingNode, name: str) -> Family:
-    """Raises SpecError where the spec is wrong, NoDesignError where its layers have no one shape."""
+    """Reads a family's spec. Raises SpecError if it is wrong, NoDesignError if its layers differ in size."""
     spec = from_tree(tree)
     data: Any = {
         key: value for key, value in _plain_keys(tree).items() if key not in ("description", "checkpoint", "expect")
@@ -115,11 +115,11 @@ def read_family(tree: MappingNode, name: str) -> Family:
     layer = spec.distinct[0].keys
     varied = [said.get(key, {}) for said in _overlays(data) for key in ("attention", "mlp")]
     if any(isinstance(said, dict) and said.keys() & {*_SIZES, "width"} for said in varied):
-        raise NoDesignError(f"{name} has layers of several sizes, so that there is no one ratio to keep")
+        raise NoDesignError(f"{name} has layers of several sizes, so there is no single ratio to keep")
     if not isinstance(data.get("attention"), dict) or not isinstance(data.get("mlp"), dict) or not layer.mlp:
-        raise NoDesignError(f"{name} has no attention and mlp of its own, whose ratios could be kept")
+        raise NoDesignError(f"{name} has no attention and mlp at the top level, whose ratios could be kept")
     if spec.top.layers and (spec.top.layers.first or spec.top.layers.last):
-        raise NoDesignError(f"{name} lays first or last layers, so that its depth is no multiple of a pattern")
+        raise NoDesignError(f"{name} has first or last layers, so its depth is not a multiple of a pattern")
     assert layer.attention is not None
     attention = layer.attention.resolved(spec.top.width)
     heads, kv_heads, head_dim = attention.heads, attention.kv_heads or attention.heads, attention.head_dim or 0
@@ -133,7 +133,7 @@ def _plain_keys(tree: MappingNode) -> dict[str, Any]:
 
 
 def _overlays(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What kinds of layers and parts of their own say beside the top."""
+    """The keys of kinds of layers and of `parts`, which override the top level."""
     layers: Any = data.get("layers")
     kinds = list(layers["kinds"].values()) if isinstance(layers, dict) else []
     yield from kinds
@@ -149,7 +149,7 @@ def _tile(data: dict[str, Any]) -> int:
 
 
 def _limit_context(data: dict[str, Any]) -> dict[str, Any]:
-    """With a context that the scaling of rope covers, where it says how far it goes."""
+    """The keys with the context limited to what rope scaling covers, if that is stated."""
     rope: Any = data["attention"].get("rope")
     scaling = rope.get("scaling") if isinstance(rope, dict) else None
     if not isinstance(scaling, dict) or not scaling.keys() >= {"factor", "original"}:
@@ -161,7 +161,7 @@ def _limit_context(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_nearest(family: Family, budget: float) -> tuple[Sizes, int]:
-    """The design and its parameters. Raises NoDesignError where none is within 3 percent of the budget."""
+    """(The best design; its parameters). Raises NoDesignError if no design is within 3 percent of the budget."""
     best: tuple[Sizes, int] | None = None
     for head_dim in _head_dims(family):
         counted = [(sizes, family.count(sizes)) for sizes in _find_likely(family, budget, head_dim)]
@@ -175,7 +175,7 @@ def find_nearest(family: Family, budget: float) -> tuple[Sizes, int]:
 
 
 def _head_dims(family: Family) -> Iterator[int]:
-    """The family's; then its half and so on, for small models, where nothing else depends on it."""
+    """The family's head_dim; then half of it and so on, for small models, unless other keys depend on it."""
     head_dim, attention = family.sizes.head_dim, family.data["attention"]
     yield head_dim
     rope = attention.get("rope")
@@ -191,7 +191,7 @@ def _distance(family: Family, budget: float, sizes: Sizes, count: float) -> floa
 
 
 def _find_likely(family: Family, budget: float, head_dim: int) -> list[Sizes]:
-    """The designs that promise most by an estimate of their parameters."""
+    """The most promising designs by an estimate of their parameters."""
     shapes = _find_shapes(family, budget, head_dim)
     if not shapes:
         return []
@@ -210,7 +210,7 @@ def _find_likely(family: Family, budget: float, head_dim: int) -> list[Sizes]:
 
 
 def _find_shapes(family: Family, budget: float, head_dim: int) -> list[Sizes]:
-    """Every width that keeps the ratios, up to four times that of the budget in layers alone."""
+    """Every width that keeps the ratios, up to four times that of a model without tables."""
     own = family.sizes
     layer = (
         family.count(replace(own, depth=2 * family.tile)) - family.count(replace(own, depth=family.tile))
@@ -223,7 +223,7 @@ def _find_shapes(family: Family, budget: float, head_dim: int) -> list[Sizes]:
 
 
 def _estimate(family: Family, shapes: list[Sizes]) -> tuple[Any, Any]:
-    """Parameters beside the layers, and of one layer, as polynomials of the width through three designs."""
+    """(Parameters outside the layers; parameters of a layer), as polynomials in the width through three designs."""
     through = {sizes.width: sizes for sizes in (shapes[0], shapes[len(shapes) // 2], shapes[-1])}
     one = {w: family.count(replace(sizes, depth=family.tile)) for w, sizes in through.items()}
     two = {w: family.count(replace(sizes, depth=2 * family.tile)) for w, sizes in through.items()}
@@ -232,7 +232,7 @@ def _estimate(family: Family, shapes: list[Sizes]) -> tuple[Any, Any]:
 
 
 def _interpolate(points: dict[int, float]) -> Any:
-    """The polynomial of least degree through the points (Lagrange)."""
+    """Lagrange's polynomial through the points."""
 
     def at(x: int) -> float:
         return sum(y * math.prod((x - v) / (w - v) for v in points if v != w) for w, y in points.items())
@@ -244,7 +244,7 @@ def _interpolate(points: dict[int, float]) -> Any:
 
 
 def new_spec_text(name: str, family: Family, sizes: Sizes, budget: float | None) -> str:
-    """The spec with its comments. `expect` has the parameters that it has."""
+    """The spec with comments; `expect` has its number of parameters."""
     data = {**family.with_sizes(sizes), "name": name}
     counted = family.count(sizes)
     data["expect"] = {"parameters": counted}
@@ -272,7 +272,7 @@ def _comments(family: Family, sizes: Sizes, budget: float | None, counted: int) 
 
 
 def format_key(key: str, value: Any, indent: str) -> list[str]:
-    """A key and its value: on one line where there is room, else a key a line."""
+    """The lines of a key: one if it fits, else a line for each inner key."""
     one = f"{indent}{key}: {_flow_text(value)}"
     if len(one) <= WIDE or not isinstance(value, dict):
         return [one]
@@ -299,7 +299,7 @@ def _read_spec(data: dict[str, Any]) -> Spec:
 
 
 def budget_of(said: str | float) -> float:
-    """Parameters, from 100e9, 7500000000, 7.5B or 350M. Raises UsageError."""
+    """The number of parameters in a text such as 100e9, 7500000000, 7.5B or 350M. Raises UsageError."""
     text = said.replace(",", "") if isinstance(said, str) else repr(float(said))
     found = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e\+?[0-9]{1,2})?)([KMGBT]?)", text, re.IGNORECASE)
     number = float(found[1]) * UNITS[found[2].upper()] if found else 0.0
@@ -309,12 +309,12 @@ def budget_of(said: str | float) -> float:
 
 
 def new_spec(name: str, tree: MappingNode, like: str, budget: float | None) -> tuple[str, Sizes, int]:
-    """The text of a spec that `check` finds nothing in, its sizes and its parameters."""
+    """(The text of a new spec without findings; its sizes; its parameters)."""
     from blockc.checks.checking import check_text
 
     kept = read_family(tree, like)
     sizes, counted = (kept.sizes, kept.count(kept.sizes)) if budget is None else find_nearest(kept, budget)
     text = new_spec_text(name, kept, sizes, budget)
     if found := check_text(text.encode(), f"{name}.yaml"):
-        raise NoDesignError(f"a spec of {like}'s ratios would not be clean: {found[0].message}")
+        raise NoDesignError(f"a spec of {like}'s ratios would have findings: {found[0].message}")
     return text, sizes, counted

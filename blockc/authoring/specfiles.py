@@ -1,6 +1,6 @@
-"""Which spec a word means, which spec files lie at a path, and a file that is written whole or not at all.
+"""Finds spec files by a path or a bundled spec's name, and writes a file whole or not at all.
 
-A word is the path of a file, or the name of a spec that comes with blockc. Nothing is read here.
+A word of the command line is the path of a file, or the name of a spec that comes with blockc. No spec is read here.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SUFFIXES = (".yaml", ".yml")
 
 
 class NoSpecError(UsageError):
-    """There is no such file, and no spec of the name; the message says which was likely meant."""
+    """There is no such file and no such bundled spec; the message suggests a similar name."""
 
 
 # One spec
 
 
 def find_bundled(word: str) -> Path | None:
-    """The spec of this name, from the working folder where it lies below that; a file of the name goes before it."""
+    """The path of the bundled spec with this name; None if there is none, or if a file has this name."""
     if os.path.lexists(word) and not os.path.isdir(word):
         return None
     found = specs().get(word)
@@ -39,19 +39,19 @@ def _shorten_path(path: Path) -> Path:
 
 
 def spec_file(path: Path | str) -> Path:
-    """A spec's file; a name alone is that of a spec that comes with blockc. Raises NoSpecError."""
+    """The file of a spec, given by its path or by a bundled spec's name. Raises NoSpecError."""
     path = Path(path)
     if (found := find_bundled(str(path))) is not None:
         return found
     if path.is_dir():
-        raise NoSpecError(f"{inert(str(path), PATH_SHOWN)}: is a folder, and one spec is wanted")
+        raise NoSpecError(f"{inert(str(path), PATH_SHOWN)}: is a folder, expected one spec")
     if not path.exists():
         raise NoSpecError(missing_message(str(path)))
     return path
 
 
 def model_file(path: Path | str) -> Path:
-    """A spec's file as above, or what is imported: a config.json or a folder with one."""
+    """The file of a spec as above, or a path to import: a config.json or a folder with one."""
     from blockc.importing import config_file  # which the other words need not wait for
 
     path = Path(path)
@@ -59,7 +59,7 @@ def model_file(path: Path | str) -> Path:
 
 
 def missing_message(word: str) -> str:
-    """That there is no such file, and what may have been meant."""
+    """A message that there is no such file, with a similar name if there is one."""
     folder, name = os.path.split(word)
     if folder or name.endswith(SUFFIXES):
         near = suggest(name, _specs_in(folder or "."))
@@ -83,8 +83,10 @@ def _specs_in(folder: str) -> Iterable[str]:
 
 
 def files_at(word: str) -> list[str]:
-    """The files that a word means, as it says them: a file, all specs of a folder, those of a glob such as
-    specs/**/*.yaml, or a spec that comes with blockc. Raises NoSpecError."""
+    """The files for a word: a file, all specs of a folder, those of a glob such as specs/**/*.yaml, or a bundled spec.
+
+    Raises NoSpecError.
+    """
     if os.path.isdir(word) and (found := _specs_below(word)):
         return found
     refuse_config(word)
@@ -102,14 +104,14 @@ def files_at(word: str) -> list[str]:
 
 
 def refuse_config(word: str) -> None:
-    """Raises NoSpecError where a spec is wanted as it is written, and a config.json lies there."""
+    """Raises NoSpecError for a config.json or a folder with one, where a spec file is needed."""
     if not word.endswith(".json") and not os.path.isdir(word):
         return
     from blockc.importing import config_file  # which the other words need not wait for
 
     if (file := config_file(Path(word))) is not None and file.exists():
         shown = inert(word, PATH_SHOWN)
-        held = "holds a config.json, and no spec" if file != Path(word) else "a .json file is a model's config, no spec"
+        held = "has a config.json, not a spec" if file != Path(word) else "a .json file is a model's config, not a spec"
         raise NoSpecError(f"{shown}: {held}: `blockc import {shown}` writes its spec")
 
 
@@ -121,14 +123,14 @@ def _specs_below(folder: str) -> list[str]:
 
 
 def write_whole(path: Path, text: str, mode: int | None = None) -> None:
-    """Under another name beside it first. A link is replaced, not followed; a pipe or a device is written to.
+    """Writes a file under a temporary name, then renames it. A link is replaced; pipes and devices are written to.
 
-    `mode` are the permissions of the file, those of a new one by default.
+    `mode` are the file's permissions, by default those of a new file.
     """
     special = path.exists() and not path.is_symlink() and not path.is_file()
     try:
         path.write_text(text, encoding="utf-8") if special else _write_whole(path, text, mode)
-    except OSError as error:  # which may name the file that is to take the name
+    except OSError as error:  # the error may name the temporary file
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 

@@ -158,9 +158,7 @@ def run_bench(
     """Opens all entries at once, and measures them in turns. Raises SessionError and WorkerError."""
     pinned = cores(threads)
     if pinned and threads is not None and len(pinned) < threads:
-        raise SessionError(
-            f"{threads} threads, but this process may use {len(pinned)} cores: each core runs one thread"
-        )
+        raise SessionError(f"{threads} threads, but this process has {len(pinned)} cores: each core runs one thread")
     threads = threads or len(pinned) or os.cpu_count() or 1
     with start_workers({entry.name: entry.command(provider) for entry in found}, pinned) as workers:
         candidates = [_load(entry, workers[entry.name], threads, measures, said) for entry in found]

@@ -1,4 +1,4 @@
-"""The command line: a file for each command. Nothing heavy is imported until a command runs."""
+"""The command line: a module for each command. Slow modules are imported only when a command runs."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ __all__ = [
 
 def main() -> None:
     """Runs a command; every error becomes a message and an exit code."""
-    gc.set_threshold(100_000)  # a command ends before its memory is worth looking through again and again
+    gc.set_threshold(100_000)  # commands are short, so frequent garbage collection only costs time
     terminal.prepare()
     sys.exit(run_guarded(lambda: app(standalone_mode=False)))

@@ -1,4 +1,4 @@
-"""blockc bench: how fast builds are, and how near to what the machine allows."""
+"""blockc bench: how fast builds are, and how close to what the machine allows."""
 
 from __future__ import annotations
 
@@ -25,23 +25,31 @@ def bench(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A build with weights.", show_default=False)],
     against: Annotated[
         list[Path],
-        typer.Option(metavar="DIR", help="Another build, or another's folder with model.onnx; may be given again."),
+        typer.Option(metavar="DIR", help="Another build, or a folder with another tool's model.onnx; may be repeated."),
     ] = NONE,
-    prefill: Annotated[str, typer.Option(metavar="N,...", help="Tokens of a prompt; empty for none.")] = "128,512",
-    decode: Annotated[str, typer.Option(metavar="N,...", help="Tokens before the steps; empty for none.")] = "128,1024",
+    prefill: Annotated[
+        str, typer.Option(metavar="N,...", help="Lengths of prompts, in tokens; empty for none.")
+    ] = "128,512",
+    decode: Annotated[
+        str, typer.Option(metavar="N,...", help="Tokens before decode steps; empty for none.")
+    ] = "128,1024",
     threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="One on each core; all cores by default.")
+        int | None, typer.Option(min=1, metavar="N", help="Threads, one on each core; all cores by default.")
     ] = None,
-    turns: Annotated[int, typer.Option(min=1, metavar="N", help="How often each candidate has its turn.")] = 5,
+    turns: Annotated[int, typer.Option(min=1, metavar="N", help="The number of turns of each candidate.")] = 5,
     ep: Annotated[Provider, typer.Option(help="The provider of onnxruntime to run on.")] = "cpu",
-    format_: Annotated[Literal["text", "json"], typer.Option("--format", help="For people or programs.")] = "text",
+    format_: Annotated[
+        Literal["text", "json"], typer.Option("--format", help="Text for people or JSON for programs.")
+    ] = "text",
     output: Output = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw it too, as .svg or .png.", dir_okay=False, callback=require_folder),
+        typer.Option(
+            metavar="FILE", help="Draw the results too, as .svg or .png.", dir_okay=False, callback=require_folder
+        ),
     ] = None,
 ) -> None:
-    """Measure prefill and decode of builds by turns, each in a process of its own, beside the machine's floor."""
+    """Measure prefill and decode of builds in turns, each in its own process, beside the machine's floor."""
     lengths = _parse_numbers("--prefill", prefill), _parse_numbers("--decode", decode)
     if not any(lengths):
         stop(USAGE, "nothing to measure: give --prefill or --decode")
@@ -64,7 +72,7 @@ def bench(
 
 
 def _parse_numbers(option: str, text: str) -> list[int]:
-    """From 128,1024."""
+    """The numbers in a text such as 128,1024."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if bad := [word for word in words if not (word.isascii() and word.isdecimal() and int(word[:10]) > 0)]:
         stop(USAGE, f"{option} {plain_line(bad[0])}: expected numbers of tokens such as 128,1024")
@@ -72,7 +80,7 @@ def _parse_numbers(option: str, text: str) -> list[int]:
 
 
 def _refuse_plot(path: Path | None) -> None:
-    """Before anything is measured."""
+    """Refuses a picture that cannot be drawn, before anything is measured."""
     from importlib.util import find_spec
 
     from blockc.basics.distribution import missing

@@ -28,66 +28,67 @@ from blockc.graph.target import DEFAULT, Cache, Logits, Padding, Provider, Targe
 
 NO_PATHS: list[Path] = []
 NO_NAMES: list[str] = []
-WeightsMode = Literal["link", "pack"]  # weights.plan.Mode, which help need not wait for
+WeightsMode = Literal["link", "pack"]  # as weights.plan.Mode, which is slow to import
 
 
 @app.command()
 def build(
     spec: SpecPath,
-    out: Annotated[str | None, typer.Option(metavar="DIR", help="Where to write; generated/<name> by default.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The folder to write; generated/<name> by default.")
+    ] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace a build's files that were edited, or that no build left there."),
+        typer.Option("--force", help="Replace files that were edited since a build, or that no build wrote."),
     ] = False,
     logits: Annotated[
         str,
         typer.Option(
             metavar="all|last|K",
-            help="model.onnx gives logits of all tokens, of the last one, or the K highest of that and whose they are.",
+            help="Which logits model.onnx returns: of all tokens, of the last one, or its K highest with their tokens.",
         ),
     ] = "all",
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Write without proving the twin.")] = False,
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Skip the proof of the twin.")] = False,
     require_proof: Annotated[
-        bool, typer.Option("--require-proof", help="Fail where a backend to prove with is missing.")
+        bool, typer.Option("--require-proof", help="Fail if a backend for the proof is missing.")
     ] = False,
     weights: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="A .safetensors or .gguf file, or a folder: model.onnx then has weights.",
+            help="The weights for model.onnx: a .safetensors or .gguf file, or a folder.",
         ),
     ] = None,
     adapter: Annotated[
         list[Path],
         typer.Option(
             metavar="DIR",
-            help="A LoRA adapter as PEFT saves it, merged into the weights; several are merged one after another.",
+            help="A LoRA adapter as PEFT saves it, merged into the weights; may be repeated.",
         ),
     ] = NO_PATHS,
     dtype: Annotated[
-        Dtype | None, typer.Option(help="What model.onnx computes in; fp32, for cuda fp16.", show_default=False)
+        Dtype | None,
+        typer.Option(help="The float type of model.onnx; by default fp32, for cuda fp16.", show_default=False),
     ] = None,
     weights_mode: Annotated[
         WeightsMode | None,
         typer.Option(
-            help="Point into the weights' own files, or copy them to model.onnx.data; link where they are in --dtype.",
+            help="Link to the weights' files, or copy them to model.onnx.data; by default link if they are in --dtype.",
             show_default=False,
         ),
     ] = None,
     pack: Annotated[bool, typer.Option("--pack", help="The same as --weights-mode pack.")] = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Write down the digest of each linked tensor, for verify --deep to compare.")
+        bool, typer.Option("--deep", help="Store the digest of each linked tensor, for verify --deep.")
     ] = False,
     ep: Annotated[
         Provider | None,
-        typer.Option(
-            help="Write model.onnx in the operators of this provider of onnxruntime; portable ONNX by default."
-        ),
+        typer.Option(help="Write model.onnx in the operators of this onnxruntime provider; portable ONNX by default."),
     ] = None,
     cache: Annotated[
         Cache | None,
         typer.Option(
-            help="How portable ONNX keeps keys and values: joined with the past, or written into a buffer.",
+            help="How portable ONNX keeps keys and values: joined to the past, or written into a buffer.",
             show_default=False,
         ),
     ] = None,
@@ -103,20 +104,22 @@ def build(
     ] = None,
     padding: Annotated[
         Padding,
-        typer.Option(help="Where a batch's rows may be padded, with --ep cpu; right is a little faster, cuda's way."),
+        typer.Option(
+            help="The side on which --ep cpu allows padding of a batch; right is a little faster, and what cuda does."
+        ),
     ] = "any",
     products: Annotated[
         list[str],
         typer.Option(
             "--target",
             metavar="NAME",
-            help="Add the files with which a runtime loads the folder: genai, for onnxruntime-genai; may be repeated.",
+            help="Add the files that a runtime needs to load the folder: genai for onnxruntime-genai; may be repeated.",
         ),
     ] = NO_NAMES,
     assignments: Set = NOTHING,
     quiet: Quiet = False,
 ) -> None:
-    """Write model.py, model.onnx and their report, all or nothing, and prove the spec's tiny twin."""
+    """Prove a spec's tiny twin, then write model.py, model.onnx and their report, all or nothing."""
     from blockc import api
     from blockc.authoring.specfiles import model_file
 
@@ -134,11 +137,11 @@ def build(
     if pack and weights_mode == "link":
         stop(USAGE, "--pack and --weights-mode link say opposite things")
     if weights is None and products:
-        stop(USAGE, f"--target {products[0]} wants a model with weights: give them with --weights PATH")
+        stop(USAGE, f"--target {products[0]} needs a model with weights: give them with --weights PATH")
     if ep is not None and cache is not None:
         stop(USAGE, "--cache is for portable ONNX: a provider's own attention takes either")
     if ep is not None and opset is not None:
-        stop(USAGE, "--opset is for portable ONNX: leave it out, or --ep")
+        stop(USAGE, "--opset is for portable ONNX: remove it, or --ep")
     if ep is None and padding == "right":
         stop(USAGE, "--padding right is for a provider's attention: give --ep")
     if no_verify and require_proof:
@@ -149,7 +152,7 @@ def build(
         stop(USAGE, "--out is empty: name a folder, or say . for the one you are in")
     target = Target(ep, dtype or DEFAULT[ep], _parse_logits(logits), cache or "joined", padding=padding, opset=opset)
     model = api.compile(file, assignments)
-    if weights != file:  # of a folder's own config.json they are among the notes
+    if weights != file:  # for a folder's own config.json, the build's notes have them
         print_findings(model.warnings)
     try:
         with Progress(quiet) as progress:

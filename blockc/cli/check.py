@@ -1,4 +1,4 @@
-"""blockc check: what is wrong with specs."""
+"""blockc check: the findings of specs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def check(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Count a spec with warnings as wrong.")] = False,
     format_: Annotated[
-        Format, typer.Option("--format", help="How findings are written: for people, programs or services.")
+        Format, typer.Option("--format", help="The format of findings: for people, programs or services.")
     ] = "text",
     output: Output = None,
     quiet: Quiet = False,
 ) -> None:
-    """Check specs and print what is wrong, at file:line:column. The exit code is 1 if anything is."""
+    """Check specs and print what is wrong, with file:line:column. The exit code is 1 if a spec is wrong."""
     from blockc import api
     from blockc.authoring.specfiles import write_whole
 
@@ -65,7 +65,7 @@ def check(
 def _check_all(
     files: Sequence[str], assignments: Sequence[str], policy: Path | None, strict: bool
 ) -> Iterator[Checked]:
-    """In the order of the files."""
+    """The findings of each file, in the order of the files."""
     from blockc.checks.checking import check_files, check_text
     from blockc.checks.formats import STDIN as IN
     from blockc.checks.formats import Checked
@@ -83,7 +83,7 @@ def _check_all(
 
 
 def _print(checked: Iterator[Checked], quiet: bool) -> bool:
-    """Findings to stderr as they come, and to stdout what is right, if that is wanted. Whether anything is wrong."""
+    """Prints findings to stderr as they come, and right files to stdout. Returns whether anything is wrong."""
     from blockc.checks.formats import text
 
     every: list[Checked] = []

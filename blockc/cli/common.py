@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 OK, WRONG, USAGE, ENVIRONMENT, INTERRUPTED = 0, 1, 2, 3, 130
 
 
-# The options of every command, which stand before its name or behind it
+# Global options, which may be before or after a command's name
 
 
 class _Globals:
-    """What the global options of this call have said."""
+    """The global options of this call."""
 
     debug = False
 
@@ -50,14 +50,14 @@ def _globals(
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Their callbacks have acted on them already."""
+    """The global options. Their callbacks have already handled them."""
 
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
 class App(typer.Typer):
-    """An application whose commands all take the global options too."""
+    """An application in which every command also takes the global options."""
 
     def command(self, name: str | None = None, **named: Any) -> Callable[[Command], Command]:
         def register(function: Command) -> Command:
@@ -95,7 +95,7 @@ app.callback()(_globals)
 
 
 def complete_spec(incomplete: str) -> list[str]:
-    """Names of specs, for the shell; where no name begins so, it completes files."""
+    """Names of specs that complete a word; if there are none, the shell completes files."""
     from blockc.basics.distribution import specs
 
     return [name for name in specs() if name.startswith(incomplete)]
@@ -114,7 +114,7 @@ SpecPath = Annotated[
         autocompletion=complete_spec,
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings, and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings.")]
 NOTHING: list[str] = []
 
 
@@ -129,7 +129,7 @@ def print_findings(findings: tuple[Finding, ...]) -> None:
 
 
 def stop(code: int, message: str) -> NoReturn:
-    """Ends the command with a message, of one line or several."""
+    """Ends the command with a message of one or more lines."""
     say(message)
     raise typer.Exit(code)
 
@@ -140,12 +140,12 @@ def require_path(path: Path) -> Path:
     return path
 
 
-# typer carries a click of its own in some versions: the base of its BadParameter is that click's error of usage.
+# Some versions of typer contain their own click, so UsageError is found as the base of typer's BadParameter.
 _UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 def run_guarded(run: Callable[[], Any]) -> int:
-    """The exit code of a command. Every error becomes a message; a reader who has gone changes no code."""
+    """Runs a command and returns its exit code. Every error becomes a message; a closed pipe changes no exit code."""
     _Globals.debug = False
     code = _run(run)
     try:
@@ -166,7 +166,7 @@ def _run(run: Callable[[], Any]) -> int:
         return USAGE
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except SystemExit as error:  # what the shell asks for completion ends so
+    except SystemExit as error:  # raised by shell completion
         return error.code if isinstance(error.code, int) else OK
     except Exception as error:
         if _Globals.debug:
@@ -175,7 +175,7 @@ def _run(run: Callable[[], Any]) -> int:
 
 
 def _usage_message(error: Any) -> str:
-    """What click says, but for the words of pydantic, with which typer reads numbers and choices."""
+    """click's message, with pydantic's errors about numbers and choices in blockc's words."""
     text = io.StringIO()
     if hasattr(error.__cause__, "errors"):
         error.message = _describe_expected(error.__cause__.errors()[0])
@@ -191,7 +191,7 @@ def _describe_expected(fault: Any) -> str:
 
 
 def _report(error: Exception) -> int:
-    """What an error is to the user: the spec's fault, the machine's, or ours."""
+    """Prints an error and returns its exit code: wrong input, wrong usage, or the environment."""
     from blockc.basics.distribution import MissingPackageError, missing
     from blockc.basics.errors import BlockcError, UsageError
     from blockc.source import SpecError
@@ -211,5 +211,5 @@ def _report(error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError):
         say(missing(error.name))
         return ENVIRONMENT
-    say(f"this is a fault of blockc: {type(error).__name__}: {error}\nrun again with --debug")
+    say(f"this is a bug in blockc: {type(error).__name__}: {error}\nrun again with --debug")
     return ENVIRONMENT

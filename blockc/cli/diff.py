@@ -1,4 +1,4 @@
-"""blockc diff: what changed between two specs, and whom it breaks."""
+"""blockc diff: what changed between two specs, and what the changes break."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ def diff(
         list[Path],
         typer.Argument(
             metavar="A B",
-            help="Two spec files, or names of specs; one with --against.",
+            help="Two spec files or names of specs; with --against, one.",
             show_default=False,
             autocompletion=complete_spec,
         ),
     ],
     against: Annotated[
-        str | None, typer.Option(metavar="git:REF", help="Compare with the file as it was at this revision.")
+        str | None, typer.Option(metavar="git:REF", help="Compare with the file at this revision of git.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The changes as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the changes as JSON.")] = False,
     fail_on: Annotated[
-        str, typer.Option(metavar="CLASSES", help="Exit with 1 if there is a change of these, such as CHECKPOINT,IO.")
+        str,
+        typer.Option(
+            metavar="CLASSES", help="Exit with 1 if there is a change in one of these classes, such as CHECKPOINT,IO."
+        ),
     ] = "",
 ) -> None:
-    """Say what changed between two specs: checkpoint, numbers, inputs and outputs, cost, or text alone."""
+    """Show what changed between two specs: checkpoint, numbers, inputs and outputs, cost, or only the text."""
     from blockc import api
     from blockc.diff import CLASSES
 
@@ -40,7 +43,7 @@ def diff(
         stop(USAGE, f"--fail-on {plain_line(unknown[0])}: expected some of {','.join(CLASSES)}")
     if len(specs) != (2 if against is None else 1):
         expected = "two, or one with --against git:REF" if against is None else "one beside --against"
-        stop(USAGE, f"{len(specs)} specs are given; expected {expected}")
+        stop(USAGE, f"{len(specs)} specs given; expected {expected}")
     found = api.diff(*specs, against=against)
     print(json.dumps(found.data(), indent=2) if as_json else "\n".join(map(plain_line, found.text().split("\n"))))
     if set(wanted) & set(found.classes):

@@ -12,8 +12,8 @@ from blockc.cli.common import ENVIRONMENT, app
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False) -> None:
-    """Try every package and provider that blockc uses: exit 0 where what is installed works, 3 where it does not."""
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False) -> None:
+    """Try every package and provider that blockc uses: exit with 0 if all that are installed work, with 3 if not."""
     from blockc import api
 
     health = api.doctor(Path.cwd())

@@ -1,4 +1,4 @@
-"""blockc explain: what a code means, with an example on either side of it."""
+"""blockc explain: what a code means, with a wrong and a right example."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from blockc.cli.common import app
 def explain(
     code: Annotated[
         str | None,
-        typer.Argument(metavar="CODE", help="A code, such as BLC012; by default all are listed.", show_default=False),
+        typer.Argument(
+            metavar="CODE", help="A code, such as BLC012; by default the list of all codes.", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """Say what the code of a finding means, and show what gives it and what does not."""
+    """Explain the code of a finding, with an example that gives it and one that does not."""
     from blockc import api
 
     print(api.explain(code))

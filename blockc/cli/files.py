@@ -14,7 +14,7 @@ STDIN = "-"
 
 
 def require_folder(path: Path | None) -> Path | None:
-    """Of a file to be written: refused before any work is done, where it could not be."""
+    """Refuses a file to write whose folder does not exist, before any work is done."""
     if path is not None and not path.parent.is_dir():
         stop(
             USAGE,
@@ -37,7 +37,7 @@ Output = Annotated[
 
 
 def spec_files(paths: list[str]) -> list[str]:
-    """The files that these words mean, each once, and - for stdin."""
+    """The spec files at these paths, each once, and - for stdin."""
     from blockc.authoring.specfiles import files_at
 
     found = {os.path.normpath(file): file for path in paths for file in ([path] if path == STDIN else files_at(path))}

@@ -1,4 +1,4 @@
-"""blockc fmt: specs in one form."""
+"""blockc fmt: formats specs."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def fmt(
     ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change.")] = False,
 ) -> None:
-    """Put the keys and numbers of specs into one form. Values and comments stay."""
+    """Format specs: keys in order, numbers at their shortest. Values and comments stay."""
     from blockc.authoring.specfiles import find_bundled
 
     files = spec_files(paths)
     if not (check or diff) and (comes := [path for path in paths if find_bundled(path)]):
-        stop(USAGE, f"{plain_line(comes[0])}: comes with blockc, so that --check and --diff alone are for it")
+        stop(USAGE, f"{plain_line(comes[0])}: comes with blockc, so only --check and --diff apply to it")
     right = [_stdin(check, diff) if file == STDIN else _file(file, check, diff) for file in files]
     if not all(right):
         raise typer.Exit(WRONG)
 
 
 def _file(path: str, check: bool, diff: bool) -> bool:
-    """Whether the file is now, or would have been with --diff, in its form."""
+    """Formats a file; returns False if it is wrong, or if --check finds a change."""
     from blockc import api
 
     try:

@@ -19,7 +19,7 @@ def import_(
     ],
     output: Output = None,
 ) -> None:
-    """Write the spec of a published model. Every key of its config.json is understood, or the import fails."""
+    """Write the spec of a published model. The import fails if any key of its config.json is not understood."""
     from blockc import api
     from blockc.authoring.specfiles import write_whole
 

@@ -16,8 +16,8 @@ WIDE = 110  # columns
 
 
 @app.command("list")
-def list_(as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False) -> None:
-    """List the specs that come with blockc, with their figures, and the layouts and model types that it knows."""
+def list_(as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
+    """List the specs that come with blockc and their figures, and the layouts and model types that it knows."""
     from blockc import api
 
     found = api.list()

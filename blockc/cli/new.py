@@ -1,4 +1,4 @@
-"""blockc new: a spec of a family's shape for a budget of parameters."""
+"""blockc new: a spec with a family's ratios for a budget of parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def new(
         Path,
         typer.Option(
             metavar="SPEC",
-            help="A spec file, or the name of a spec that comes with blockc.",
+            help="The family: a spec file, or the name of a spec that comes with blockc.",
             autocompletion=complete_spec,
         ),
     ],
@@ -30,12 +30,12 @@ def new(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Where to write; by default NAME.yaml.", dir_okay=False, callback=require_folder
+            metavar="FILE", help="The file to write; by default NAME.yaml.", dir_okay=False, callback=require_folder
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a spec with the ratios of another: width, depth and heads for a budget of parameters."""
+    """Write a spec with the ratios of another, and width, depth and heads for a budget of parameters."""
     from blockc import api
     from blockc.authoring.newspec import budget_of
     from blockc.authoring.specfiles import write_whole
@@ -43,7 +43,7 @@ def new(
     path = out or Path(f"{name}.yaml")
     budget = None if parameters is None else budget_of(parameters)
     if os.path.lexists(path) and not force:
-        stop(USAGE, f"{plain_line(str(path))}: is there already; give --force to write over it")
+        stop(USAGE, f"{plain_line(str(path))}: exists; give --force to replace it")
     made = api.new(name, like, budget)
     write_whole(path, made.text)
     print(f"{plain_line(str(path))}: {made.line}")

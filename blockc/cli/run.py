@@ -1,4 +1,4 @@
-"""blockc run: text from a build that has weights."""
+"""blockc run: text from a build with weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from blockc.runtime.text import Tokenizer
 
 
-# A model's text may hold what moves a terminal's cursor or worse; lines and tabs it may have.
+# Control characters, which could move a terminal's cursor or worse, are removed from a model's text, except \t, \n, \r.
 _CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10, 13})
 
 
@@ -27,42 +27,49 @@ def run(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A build with weights.", show_default=False)],
     prompt: Annotated[
         list[str],
-        typer.Option(metavar="TEXT", help="What to go on from; - reads standard input. Several are run as one batch."),
+        typer.Option(
+            metavar="TEXT", help="The text to continue; - reads standard input. Several prompts run as one batch."
+        ),
     ],
     tokens: Annotated[int, typer.Option(min=1, metavar="N", help="The most tokens to add to each prompt.")] = 128,
     ep: Annotated[Provider, typer.Option(help="The provider of onnxruntime to run on.")] = "cpu",
     cuda_graph: Annotated[
         bool,
-        typer.Option("--cuda-graph", help="Capture the decode step as a CUDA graph, of a build with --logits K."),
+        typer.Option("--cuda-graph", help="Run decode steps as a CUDA graph; needs a build with --logits K."),
     ] = False,
     temperature: Annotated[
-        float, typer.Option(min=0.0, metavar="T", help="Draw from softmax(logits / T); 0: always the likeliest token.")
+        float, typer.Option(min=0.0, metavar="T", help="Draw from softmax(logits / T); 0 takes the likeliest token.")
     ] = 0.0,
     top_p: Annotated[
         float | None, typer.Option(metavar="P", help="Draw from the fewest tokens that sum up to P.")
     ] = None,
     top_k: Annotated[int | None, typer.Option(metavar="K", help="Draw from the K likeliest tokens.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Draw the same text again.")] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Each prompt is said to an assistant, by the checkpoint's template.")
-    ] = False,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What the assistant is told first, with --chat.")
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The seed of the draws; the same seed gives the same text.")
     ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat", help="Take each prompt as a message to an assistant, in the checkpoint's chat template."
+        ),
+    ] = False,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message, with --chat.")] = None,
     prepack: Annotated[
         bool,
         typer.Option(
             "--prepack/--no-prepack",
-            help="Copy the weights into the kernels' order: slower to open, then faster.",
+            help="Copy the weights into the kernels' order: slower to open, faster to run.",
         ),
     ] = False,
-    threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of the CPU; all cores by default.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Threads of the CPU; all cores by default.")
+    ] = None,
 ) -> None:
-    """Print what a model with weights writes behind a prompt, and on standard error how fast."""
+    """Print the text that a model with weights writes after a prompt, and its speed on standard error."""
     if system is not None and not chat:
-        stop(USAGE, "--system is told to an assistant: give --chat too")
+        stop(USAGE, "--system is for an assistant: give --chat too")
     if cuda_graph and ep != "cuda":
-        stop(USAGE, "--cuda-graph is for --ep cuda")
+        stop(USAGE, "--cuda-graph needs --ep cuda")
     from blockc.runtime.sampling import choose_sampler
 
     choose = choose_sampler(temperature, top_k, top_p, seed)
@@ -78,7 +85,7 @@ def run(
         prompts = [prompt_ids(folder, tokenizer, text, chat, system) for text in texts]
         _refuse_long(max(map(len, prompts)), tokens, session.context)
         if not tokenizer.stop:
-            print(f"blockc: no file says which token ends a text: {tokens} tokens come in any case", file=sys.stderr)
+            print(f"blockc: no file says which token ends a text, so {tokens} tokens are written", file=sys.stderr)
         _print_texts(session.generate(prompts, tokens, tokenizer.stop, choose), tokenizer, texts, prompts)
     except ModuleNotFoundError as error:
         stop(ENVIRONMENT, missing(error.name, "run"))
@@ -90,7 +97,7 @@ def run(
 
 def _read_prompts(prompts: list[str]) -> list[str]:
     if prompts.count("-") > 1:
-        stop(USAGE, "--prompt - reads standard input, which can be read once")
+        stop(USAGE, "--prompt - reads standard input, so it can be given once")
     return [sys.stdin.read().removesuffix("\n") if text == "-" else text for text in prompts]
 
 
@@ -103,7 +110,7 @@ def _refuse_long(longest: int, tokens: int, context: int) -> None:
 def _print_texts(
     steps: Iterator[list[int | None]], tokenizer: Tokenizer, texts: list[str], prompts: list[list[int]]
 ) -> None:
-    """One text as it comes; several at the end, each under its prompt."""
+    """Prints one text as it comes, or several at the end, each under its prompt."""
     from blockc.runtime.stream import TextStream
 
     streams = [TextStream(tokenizer, ids) for ids in prompts]
@@ -136,7 +143,7 @@ def _print_part(text: str, at_once: bool) -> str:
 
 
 def _figures_text(prompt: int, rows: int, count: int, times: list[float]) -> str:
-    """What was read and written, and how long it took without opening the model."""
+    """A line with the tokens read and written and the time they took, without opening the model."""
     after = count - rows
     speed = f", then {after} at {after / (times[-1] - times[0]):.1f} tokens per second" if after else ""
     of = f" of {rows} prompts" if rows > 1 else ""

@@ -1,4 +1,4 @@
-"""blockc schema: the JSON schema of the language."""
+"""blockc schema: the JSON schema of the spec language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""blockc show: a spec drawn and counted."""
+"""blockc show: a drawing and the figures of a spec."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ def show(
         list[Path],
         typer.Argument(
             metavar="SPEC...",
-            help="One spec, or several for a row each: files, or names of specs that come with blockc.",
+            help="A spec, or several for a table of them: files, or names of specs that come with blockc.",
             show_default=False,
             autocompletion=complete_spec,
         ),
     ],
-    expanded: Annotated[
-        bool, typer.Option("--expanded", help="Print the block algebra that the spec's words stand for.")
-    ] = False,
+    expanded: Annotated[bool, typer.Option("--expanded", help="Print the block algebra of the layers.")] = False,
     graph: Annotated[bool, typer.Option("--graph", help="Print the graph, function by function.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     context: Annotated[
-        int | None, typer.Option(metavar="T", min=1, help="How many tokens; by default the spec's context.")
+        int | None, typer.Option(metavar="T", min=1, help="The number of tokens; by default the spec's context.")
     ] = None,
-    batch: Annotated[int, typer.Option(metavar="B", min=1, help="How many sequences.")] = 1,
+    batch: Annotated[int, typer.Option(metavar="B", min=1, help="The number of sequences.")] = 1,
     dtype: Annotated[Counted, typer.Option(help="The type of weights, cache and activations.")] = "bf16",
     device_memory: Annotated[
         str | None, typer.Option(metavar="M", help="The memory of one device, such as 80GB or 80GiB.")
@@ -43,7 +41,7 @@ def show(
     from blockc import api
 
     if sum((expanded, graph, as_json)) > 1:
-        stop(USAGE, "--expanded, --graph and --json are three answers: choose one")
+        stop(USAGE, "--expanded, --graph and --json exclude each other: choose one")
     models = [api.compile(spec, assignments) for spec in specs]
     figures = [api.figures(m, context=context, batch=batch, dtype=dtype, device_memory=device_memory) for m in models]
     if as_json:

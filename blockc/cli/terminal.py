@@ -1,4 +1,4 @@
-"""Standard output and standard error as they come: closed, in any encoding, or with a reader who has gone."""
+"""Standard output and standard error in any state: closed, in any encoding, or a pipe that nobody reads any more."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from blockc.basics.errors import listed
 
 LONGEST = 2000  # characters of a line of a message
 MOST = 60  # lines of a message
-ERRORS = "blockc.plain"  # how a stream writes what its encoding has no character for
-_GONE = (errno.EPIPE, errno.EINVAL) if os.name == "nt" else (errno.EPIPE,)  # what a write gives without a reader
+ERRORS = "blockc.plain"  # the error handler for characters that an encoding lacks
+_GONE = (errno.EPIPE, errno.EINVAL) if os.name == "nt" else (errno.EPIPE,)  # errors of writing to a closed pipe
 NAMES = {1: "standard output", 2: "standard error"}
-_EVERY = 0.1  # seconds between two states of the progress line
+_EVERY = 0.1  # seconds between updates of the progress line
 
-# What drawings are made of, in ASCII.
+# The characters of drawings, in ASCII.
 ASCII = str.maketrans("│─├┤┐┌└┘┬┴┼→←↓×", "|-+++++++++><vx")
 
 
@@ -28,23 +28,23 @@ ASCII = str.maketrans("│─├┤┐┌└┘┬┴┼→←↓×", "|-+++++++
 
 
 def plain_line(text: str) -> str:
-    """A name on one line: no character that a terminal would act on, hide or reorder by."""
+    """A text on one line, with escapes for characters that a terminal acts on, hides or reorders by."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def clean_lines(text: str) -> str:
-    """A message whose lines are lines; of all else, no control character reaches the terminal."""
+    """A message with its line breaks; other control characters are escaped, and long texts are cut."""
     cut = (line if len(line) <= LONGEST else line[: LONGEST - 3] + "..." for line in text.split("\n"))
     return "\n".join(listed([plain_line(line) for line in cut], MOST))
 
 
 def say(message: str) -> None:
-    """To standard error, as blockc."""
+    """Prints a message to standard error, after "blockc: "."""
     print(f"blockc: {clean_lines(message)}", file=sys.stderr, flush=True)
 
 
 def write_text(text: str) -> None:
-    """What may become a file, to standard output: in UTF-8 whatever the locale, but on a terminal."""
+    """Writes a text that may become a file to standard output, in UTF-8 unless it is a terminal."""
     sys.stdout.flush()
     buffer = getattr(sys.stdout, "buffer", None)
     if buffer is None or sys.stdout.isatty():
@@ -60,7 +60,7 @@ def write_text(text: str) -> None:
 
 
 def adapt_drawing(text: str) -> str:
-    """A drawing, in ASCII where the terminal is a dumb one. What an encoding lacks, `prepare` sees to."""
+    """A drawing, in ASCII on a dumb terminal. `prepare` handles characters that an encoding lacks."""
     return text.translate(ASCII) if is_dumb() else text
 
 
@@ -72,12 +72,12 @@ def is_dumb() -> bool:
 
 
 class _OutputStream(io.TextIOWrapper):
-    """A text stream whose reader may go. What is still said then goes nowhere, and the command to its verdict.
+    """A text stream that may be a closed pipe: then output is discarded, and the command goes on to its exit code.
 
-    Any other fault names the stream as a fault of a file names the file.
+    Any other error names the stream, as an error of a file names the file.
 
-    Text and bytes are written by Python's own streams alone: an interrupt between a write and what is remembered of it
-    would have the same text written twice.
+    Only Python's own streams write text and bytes: with a buffer of our own, an interrupt could make the same text
+    appear twice.
     """
 
     gone = False
@@ -96,13 +96,13 @@ class _OutputStream(io.TextIOWrapper):
             self.handle_error(error)
 
     def handle_error(self, error: OSError) -> None:
-        """Raises the error with the stream's name where it is not that nobody reads."""
+        """Discards further output if the pipe is closed; else raises the error with the stream's name."""
         if error.errno not in _GONE:
             raise OSError(error.errno, error.strerror, NAMES[self.fileno()]) from error
         self.drop()
 
     def drop(self) -> None:
-        """From here on nothing reaches the descriptor, what is still in the buffer included."""
+        """Sends all further output, also what is in the buffer, to the null device."""
         if not self.gone:
             self.gone = True
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -111,8 +111,8 @@ class _OutputStream(io.TextIOWrapper):
 
 
 def prepare() -> None:
-    """The streams of this process, so that nothing that is printed fails for what they are."""
-    for descriptor in range(3):  # one that is closed would be given to the next file that is opened
+    """Replaces the standard streams, so that printing never fails because of a stream's state or encoding."""
+    for descriptor in range(3):  # else the next file opened would get a closed descriptor
         try:
             os.fstat(descriptor)
         except OSError:
@@ -139,7 +139,7 @@ def _prepare_stream(stream: TextIO | None, descriptor: int) -> TextIO:
 
 
 def _escape_missing(error: UnicodeError) -> tuple[str, int]:
-    """Characters that an encoding lacks: those of drawings in ASCII, all others as their escapes."""
+    """Replaces characters that an encoding lacks: those of drawings by ASCII, others by escapes."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     missing = error.object[error.start : error.end].translate(ASCII)
@@ -147,12 +147,12 @@ def _escape_missing(error: UnicodeError) -> tuple[str, int]:
 
 
 def reader_gone() -> bool:
-    """Whether nobody reads standard output any more, so that what only fills it may end."""
+    """Whether standard output is a closed pipe, so that a command that only prints may end."""
     return isinstance(sys.stdout, _OutputStream) and sys.stdout.gone
 
 
 def flush() -> None:
-    """Raises OSError, as for a disk that is full; what is left unsaid is then dropped."""
+    """Flushes standard output. On an OSError, such as a full disk, the rest is discarded and the error raised."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -165,7 +165,7 @@ def flush() -> None:
 
 
 class Progress:
-    """One line on a terminal's standard error that says how far a command is, and goes with it. Else silent."""
+    """A line on a terminal's standard error with a command's progress, cleared at the end; silent elsewhere."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.heard = not quiet and not is_dumb() and sys.stderr.isatty()
@@ -185,7 +185,7 @@ class Progress:
             self._write(f"blockc: {plain_line(what)}: {done * 100 // max(whole, 1)} %")
 
     def _write(self, line: str) -> None:
-        """Over the line before it."""
+        """Writes a line over the last one."""
         line = line[: shutil.get_terminal_size().columns - 1]
         if self.heard and (line or self.width):
             sys.stderr.write("\r" + line.ljust(self.width) + ("" if line else "\r"))

@@ -17,7 +17,7 @@ def trace(
     seed: Annotated[int, typer.Option(help="The seed of the random parameters.")] = 0,
     assignments: Set = NOTHING,
 ) -> None:
-    """Print the residual stream after each addition, for the last token. A large spec is traced on its twin."""
+    """Print the residual stream of the last token after each addition. A large spec is traced on its twin."""
     from blockc import api
 
     if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", tokens):

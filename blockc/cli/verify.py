@@ -27,12 +27,12 @@ def verify(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the golden matrix as JSON.")] = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read every linked tensor of a build and compare it with its digest.")
+        bool, typer.Option("--deep", help="Also compare every linked tensor of a build with its digest.")
     ] = False,
     assignments: Set = NOTHING,
     quiet: Quiet = False,
 ) -> None:
-    """Run the golden matrix: every backend on every variant against the float64 oracle."""
+    """Run the golden matrix: compare every backend on every variant with the float64 oracle."""
     from blockc import api
 
     if deep and not path.is_dir():

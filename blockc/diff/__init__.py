@@ -1,12 +1,12 @@
-"""What changed between two specs, and whom it breaks.
+"""What changed between two specs, and what the changes break.
 
     CHECKPOINT  a tensor's name, shape or tying: a saved checkpoint no longer fits
-    NUMERIC     the tensors that both have, and another function of them
+    NUMERIC     the function of the tensors that both have
     IO          the graph's inputs and outputs, the shapes of its cache
     COST        parameters, FLOPs per token, cache bytes per token
     SOURCE      the text alone
 
-The classes are read off what the specs were built into; their keys only say where a change was written.
+Changes are found in the compiled models; the specs' keys only show where a change was written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["CLASSES", "Change", "Class", "Diff", "Side", "diff"]
 
 
 def diff(a: Side, b: Side) -> Diff:
-    """Raises LayoutError where a spec's checkpoint layout does not fit it."""
+    """Compares two specs. Raises LayoutError if a checkpoint layout does not fit its spec."""
     renamed = find_renames(a, b)
     changes = [
         *compare_checkpoints(a, b, renamed),

@@ -1,4 +1,4 @@
-"""What a comparison finds: changes in classes, by whom they break."""
+"""The result of a comparison: changes in classes, by what they break."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MEANING: dict[Class, str] = {
 
 @dataclass(frozen=True)
 class Change:
-    """`what` was `before` and is `after`, so many `times`; {i} in its name is then the layer.
+    """`what` changed from `before` to `after`; if `times` is above 1, {i} in its name is the layer.
 
-    None: it is not there. An empty `before`: `after` says all.
+    None means absent. If `before` is empty, `after` describes the change.
     """
 
     kind: Class
@@ -104,7 +104,7 @@ class Diff:
 
 
 def fold(changes: Iterable[Change]) -> list[Change]:
-    """Changes that are alike but for a number in their name, as one: layers.{i}.mlp.up.weight, 32 times."""
+    """Joins changes that differ only in a number in their name: layers.{i}.mlp.up.weight, 32 times."""
     groups: dict[Change, list[Change]] = {}
     for change in changes:
         said = (None if text is None else hide_number(text) for text in (change.before, change.after))

@@ -1,4 +1,4 @@
-"""CHECKPOINT: what a saved checkpoint no longer fits. Names, shapes, packing and tying of its tensors."""
+"""CHECKPOINT: changes that break saved checkpoints: names, shapes, packing and ties of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Renames:
-    """Parameters of A and what they are called in B: the same op at the same place of the graph."""
+    """Names in B of parameters of A: those of the same op at the same place of the graph."""
 
     paths: Mapping[str, str]
 
@@ -31,7 +31,7 @@ class Renames:
 
 
 def find_renames(a: Side, b: Side) -> Renames:
-    """Pairs those parameters that only one side has. Where several are alike they pair in order, if equally many."""
+    """Pairs parameters that only one side has. Similar ones are paired in order, if both sides have as many."""
     found: list[dict[object, list[str]]] = []
     for side, other in ((a, b), (b, a)):
         found.append({})
@@ -45,7 +45,7 @@ def find_renames(a: Side, b: Side) -> Renames:
 
 
 class _Spots:
-    """Where in the graph a parameter stands, whatever its label is: what its part reads, and what reads that."""
+    """The place of a parameter in the graph, apart from its label: what its part reads, and what reads the part."""
 
     def __init__(self, side: Side) -> None:
         self.layers = {n.name: called(n) for n in side.calls}
@@ -73,7 +73,7 @@ def _neighbours(layer: Function) -> dict[str, object]:
 
 
 def _split_path(path: str) -> tuple[int | None, str, str]:
-    """(layer, label, the rest); a parameter outside the layers has no layer."""
+    """(Layer, label, rest) of a path; the layer is None outside the layers."""
     found = re.fullmatch(r"layers\.(\d+)\.([^.]+)\.(.+)", path)
     if found:
         return int(found[1]), found[2], found[3]
@@ -120,7 +120,7 @@ class _TensorComparison:
             yield self.added_change(name, self.right[name])
 
     def whole_layers(self) -> Iterator[Change]:
-        """Layers that only one side has, said at once."""
+        """One change for all layers that only one side has."""
         a, b = len(self.a.calls), len(self.b.calls)
         if a == b:
             return
@@ -159,7 +159,7 @@ class _TensorComparison:
         return Change("CHECKPOINT", name, before, after, note, self.place(rule.targets[0], sizes))
 
     def place(self, path: str, sizes: bool) -> Place | None:
-        """The key that says it: of the part, of the model, or that where the part stands."""
+        """The place of the key that causes the change: of the part, of the model, or where the part is written."""
         i, label, _ = _split_path(path)
         keys = [*self.part(i, label), *self.top] if i is not None else self._of_root(label)
         keys = sorted((key for key in keys if key.is_written), key=lambda key: sizes and not key.size)
@@ -169,7 +169,7 @@ class _TensorComparison:
         return (slot.node.place if slot else None) or (keys[0].place if keys else None)
 
     def _of_root(self, label: str) -> list[Key]:
-        """Of a tensor outside the layers, what speaks of it first."""
+        """The model's keys for a tensor outside the layers, the closest first."""
         near = {"embedding": "vocab", "head": "head", "positions": "positions", "final_norm": "norm"}.get(label, "")
         return sorted(self.top, key=lambda key: not key.name.startswith(near))
 

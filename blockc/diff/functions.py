@@ -1,8 +1,8 @@
-"""NUMERIC: where two functions compute otherwise with the tensors that both have.
+"""NUMERIC: where two functions compute differently with the tensors that both have.
 
-Nodes are aligned by name, labels of B by what they were in A. Aligned nodes must be the same op with the same fields,
-and read the same. A field that follows from a tensor's shape is no difference of its own where the shape differs; a
-node whose tensors only one side has is passed over, for CHECKPOINT speaks of it.
+Nodes are aligned by name, with B's labels renamed to A's. Aligned nodes must be the same op with the same fields and
+inputs. A field that follows from a tensor's shape is not reported if the shape differs; a node whose tensors only one
+side has is skipped, since CHECKPOINT reports them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class OfLayer(Op):
 
 @dataclass(frozen=True)
 class GivenValue:
-    """What a function is handed beside its stream: a mask or a table, by the op that made it at the root, or keys."""
+    """An argument of a function besides its stream: a mask or table, by the root's op that made it, or lent keys."""
 
     op: Op
     index: int
@@ -35,7 +35,7 @@ class GivenValue:
 
 @dataclass
 class Differences:
-    """Names of A's nodes that compute otherwise, with what differs in them; and whether any reads other values."""
+    """A's nodes that compute differently, with what differs in them; `wiring`: some node reads other values."""
 
     nodes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     wiring: bool = False
@@ -46,7 +46,7 @@ class Differences:
 
 @dataclass(frozen=True)
 class View:
-    """A function as it is compared: the nodes that count, by their name in A, and what its inputs stand for."""
+    """A function to compare: its relevant nodes by their name in A, and what its inputs are."""
 
     function: Function
     nodes: Mapping[str, Node]
@@ -57,7 +57,7 @@ class View:
         return [(self.given[v.node], v.type) for v in n.inputs if v.node in self.given]
 
     def call(self, n: Node, labels: Mapping[str, str]) -> View:
-        """The function that a node calls, seen from here. `labels` gives names of A for those of B."""
+        """The view of the function that a node calls. `labels` gives A's names for B's."""
         function = called(n)
         handed = {
             formal: self.given[value.node]
@@ -69,11 +69,13 @@ class View:
 
 def view_of(function: Function, given: Mapping[Node, GivenValue], labels: Mapping[str, str]) -> View:
     nodes = {labels.get(n.name, n.name): n for n in function.nodes if not isinstance(n.op, Add)}
-    return View(function, nodes, given, (function.outputs[0][1],))  # whoever reads what it lends says so
+    return View(
+        function, nodes, given, (function.outputs[0][1],)
+    )  # states that it lends are compared where they are read
 
 
 def root_view(function: Function) -> View:
-    """What surrounds the layers. Masks and tables, which only layers read, belong to them."""
+    """The view of everything around the layers, without masks and tables, which belong to the layers."""
     calls = [n for n in function.nodes if is_call(n)]
     shared, todo = set[Node](), [v.node for n in calls for v in n.inputs[1:] if not is_call(v.node)]
     while todo:
@@ -126,7 +128,7 @@ class _Comparison:
             inner = compare_views(self.a.call(n, {}), self.b.call(m, {}))
             yield from (f"{name}: {said}" for name, each in inner.nodes.items() for said in each)
             if inner.wiring:
-                yield "wired otherwise"
+                yield "wired differently"
             return
         given = zip(self.a.given_to(n), self.b.given_to(m), strict=False)
         yield from self.op(n.op, m.op, _types_of(n), _types_of(m))
@@ -154,7 +156,7 @@ def _types_of(n: Node) -> tuple[Type, ...]:
 
 
 def _shapes_of(view: View, both: list[str]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters of nodes that both sides have, by paths that both have."""
+    """The shapes of parameters by path, for the nodes that both sides have."""
     found: dict[str, tuple[int, ...]] = {}
     for name in both:
         n = view.nodes[name]
@@ -165,14 +167,14 @@ def _shapes_of(view: View, both: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def _lone_ops(view: View, both: list[str]) -> Iterator[object]:
-    """Ops with tensors that only this side has, such as a norm at another place."""
+    """Ops with tensors that only this side has, such as a norm in another place."""
     for name, n in view.nodes.items():
         if name not in both and n.params and not is_call(n):
             yield n.op.name, tuple(param.shape for param in n.params)
 
 
 def _follows_root(before: object, after: object, a: Type, b: Type) -> bool:
-    """A factor sqrt(width), or width^-0.5, of widths that differ."""
+    """Whether two factors differ only as sqrt(width), or as width^-0.5, of two widths."""
     if not (isinstance(before, float) and isinstance(after, float) and before):
         return False
     widths = a.shape[-1].value, b.shape[-1].value
@@ -183,7 +185,7 @@ def _follows_root(before: object, after: object, a: Type, b: Type) -> bool:
 
 
 class _Wires:
-    """What a value is, said in terms of the nodes that both sides have."""
+    """Describes values in terms of the nodes that both sides have."""
 
     def __init__(self, view: View, both: list[str], moved: bool) -> None:
         self.view, self.moved = view, moved
@@ -191,11 +193,11 @@ class _Wires:
         self.known: dict[Value, Ref | None] = {}
 
     def into(self, n: Node) -> list[Ref | None]:
-        """What a node reads; of a call the stream alone, for what it is handed is compared where it is read."""
+        """What a node reads; for a call only the stream, since other arguments are compared where they are read."""
         return [self.of(value) for value in (n.inputs[:1] if is_call(n) else n.inputs)]
 
     def of(self, value: Value) -> Ref | None:
-        """None: nothing but what only this side has."""
+        """The description of a value; None if it comes only from nodes that the other side lacks."""
         if value not in self.known:
             self.known[value] = self._of(value)
         return self.known[value]

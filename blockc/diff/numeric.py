@@ -1,4 +1,4 @@
-"""NUMERIC: the same tensors, another function. `functions` finds the nodes; here the keys that differ say them."""
+"""NUMERIC: the same tensors, another function. `functions` finds the nodes; this module finds the keys behind them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blockc.source import Place
 
 
 def compare_numerics(a: Side, b: Side, renamed: Renames) -> list[Change]:
-    """One change for each key and its two values, with the nodes at which it is so."""
+    """One change for each key and its two values, with the nodes that it affects."""
     found: dict[Change, list[str]] = {}
     for change, at in (*_layers_changes(a, b, renamed), *_root_changes(a, b)):
         found.setdefault(change, []).append(at)
@@ -22,7 +22,7 @@ def compare_numerics(a: Side, b: Side, renamed: Renames) -> list[Change]:
 
 
 def _list_sites(sites: list[str]) -> str:
-    """layers.{i}.mlp for all layers, layers.3.mlp where it is one alone."""
+    """layers.{i}.mlp for several layers, layers.3.mlp for one."""
     groups: dict[str, list[str]] = {}
     for site in sites:
         groups.setdefault(hide_number(site), []).append(site)
@@ -34,7 +34,7 @@ def _layers_changes(a: Side, b: Side, renamed: Renames) -> Iterator[tuple[Change
     known: dict[object, tuple[list[tuple[Change, str]]]] = {}
     for i, (one, other) in enumerate(zip(a.calls, b.calls, strict=False)):
         left, right = layer_view(one, {}), layer_view(other, back)
-        # Layers of one function may yet be handed other masks, and layers of one meaning stand under other keys.
+        # Layers with one function may get different masks, and layers with one meaning may have different keys.
         key = (*map(_identity_of, (left, right)), a.layer(i).kind, b.layer(i).kind)
         if key not in known:
             known[key] = (list(_layer_changes(a, b, i, compare_views(left, right), renamed)),)
@@ -64,7 +64,7 @@ def _block_place(a: Side, b: Side, i: int) -> Place | None:
 
 
 def _relevant_keys(keys: Iterable[Key], said: list[str]) -> list[Key]:
-    """Keys that someone wrote. A bias is a tensor; a size that the nodes do not speak of only says a shape."""
+    """The written keys that explain these differences: no bias, which is a tensor, no size that only sets a shape."""
     words = {word for each in said for word in each.replace(":", " ").split()}
     kept = [key for key in keys if key.is_written and not key.name.endswith(".bias")]
     return [key for key in kept if not key.size or key.name.rpartition(".")[2] in words]
@@ -75,7 +75,7 @@ def _change_of(key: Key) -> Change:
 
 
 def _root_changes(a: Side, b: Side) -> Iterator[tuple[Change, str]]:
-    """What surrounds the layers: the embedding's scale and norm, positions, the final norm, the cap of the logits."""
+    """Changes around the layers: the embedding's scale and norm, positions, the final norm, the logits' softcap."""
     found = compare_views(root_view(a.function), root_view(b.function))
     if not found:
         return
@@ -84,7 +84,7 @@ def _root_changes(a: Side, b: Side) -> Iterator[tuple[Change, str]]:
              "head.softcap": "head"}  # fmt: skip
     spots = {key: spot for key, spot in spots.items() if key != "embedding.scale" or scales[0] != scales[1]}
     if {side.model.decoder.positions and side.model.decoder.positions.type for side in (a, b)} <= {None, "learned"}:
-        del spots["positions"]  # a table: CHECKPOINT speaks of it
+        del spots["positions"]  # a table, which CHECKPOINT reports
     if "final_norm" in found.nodes:
         spots["norm"] = "final_norm"
     said = False
@@ -95,4 +95,4 @@ def _root_changes(a: Side, b: Side) -> Iterator[tuple[Change, str]]:
             said = True
     if not said:
         texts = [f"{name}: {each}" for name, said_ in found.nodes.items() for each in said_]
-        yield Change("NUMERIC", "the model around its layers", "", "; ".join(texts) or "wired otherwise"), ""
+        yield Change("NUMERIC", "the model around its layers", "", "; ".join(texts) or "wired differently"), ""

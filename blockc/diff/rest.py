@@ -1,4 +1,4 @@
-"""IO, COST and SOURCE: the graph's inputs and outputs, the figures, and what is text alone."""
+"""IO, COST and SOURCE: the graph's inputs and outputs, the figures, and changes of the text alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blockc.source import Place, plain
 
 
 def compare_io(a: Side, b: Side) -> list[Change]:
-    """Inputs and outputs of the graph that is served, those of the cache with them."""
+    """Changes of the served graph's inputs and outputs, the cache's included."""
     left, right = a.ports, b.ports
     found = Ports(a, b)
     return fold(
@@ -21,7 +21,7 @@ def compare_io(a: Side, b: Side) -> list[Change]:
 
 
 class Ports:
-    """The keys that the shapes of inputs and outputs come from."""
+    """The keys that set the shapes of inputs and outputs."""
 
     def __init__(self, a: Side, b: Side) -> None:
         self.top = {key.name: key for key in top_keys(a, b)}
@@ -60,7 +60,7 @@ def _ratio(before: int, after: int) -> str:
 
 
 def compare_source(a: Side, b: Side) -> list[Change]:
-    """What differs between two texts that say the same function, the same tensors, at the same cost."""
+    """Changes between two texts that mean the same function with the same tensors at the same cost."""
     if a.text == b.text:
         return []
     return list(_key_changes(a, b)) or [Change("SOURCE", "text", "", "comments, order or spelling")]

@@ -1,4 +1,4 @@
-"""A file's text at a revision of git. Git gets its words as they are, never through a shell."""
+"""A file's text at a revision of git. Git is run without a shell."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MAX_WAIT = 60  # seconds
 
 
 class RevisionError(UsageError):
-    """Git is missing, or has no such revision, or no such file in it."""
+    """Git is missing, or has no such revision, or the revision has no such file."""
 
 
 def at_revision(path: Path, ref: str, limit: int) -> bytes:
-    """The bytes of the file at `ref`, and no more than `limit` of them. Raises RevisionError."""
+    """The bytes of the file at `ref`, at most `limit` of them. Raises RevisionError."""
     if not re.fullmatch(r"[A-Za-z0-9_@][A-Za-z0-9_./@{}^~+-]*", ref):
-        raise RevisionError(f"{ref!r} is no revision of git: write a branch, a tag or a commit, such as git:HEAD~1")
+        raise RevisionError(f"{ref!r} is not a revision of git: give a branch, a tag or a commit, such as git:HEAD~1")
     words = ["git", "-C", str(path.parent.resolve()), "cat-file", "blob", f"{ref}:./{path.name}"]
     try:
         with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as git:

@@ -1,4 +1,4 @@
-"""One of the two specs of a comparison, what it was built into, and where its keys stand."""
+"""One of the two specs of a comparison: its model, and the places of its keys."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from blockc.source import Place, at, key_place
 from blockc.weights.rules import Rule, group_sizes, rules
 
 KeyPath = tuple[str, ...]
-TOP = ("vocab", "width", "context", "embedding", "positions", "head")  # what is said once for the model
+TOP = ("vocab", "width", "context", "embedding", "positions", "head")  # keys of the model as a whole
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """A spec's text, and the model that it says."""
+    """A spec's text and its model."""
 
     file: str
     text: bytes
@@ -44,7 +44,7 @@ class Side:
 
     @cached_property
     def tensors(self) -> dict[str, Rule]:
-        """What the checkpoint's layout has in a file, by name. Raises LayoutError where the layout does not fit."""
+        """The tensors of a checkpoint in the spec's layout, by name. Raises LayoutError if the layout does not fit."""
         name = self.model.spec.top.checkpoint
         if name is None:
             return self.plain
@@ -52,19 +52,19 @@ class Side:
 
     @cached_property
     def plain(self) -> dict[str, Rule]:
-        """The same under the names of the parameters."""
+        """The tensors under the names of the parameters."""
         held = parameters(self.function).items()
         return {path: Rule(path, (path,), 1, 0, False, (param.shape,), dtype=param.dtype) for path, param in held}
 
     @cached_property
     def ports(self) -> dict[str, str]:
-        """Types of the inputs and outputs of the graph that is served, by name."""
+        """The types of the served graph's inputs and outputs, by name."""
         served = self.model.served
         return {n.name: str(n.types[0]) for n in served.inputs} | {name: str(v.type) for name, v in served.outputs}
 
     @cached_property
     def figures(self) -> dict[str, int]:
-        """At the spec's own context. FLOPs are those of the last token of it, bytes those of bf16."""
+        """Figures at the spec's context: FLOPs of the last token, bytes in bf16."""
         made = report(self.model.spec, self.model.decoder, self.function)
         return {
             "context": made.context,
@@ -75,7 +75,7 @@ class Side:
 
     @cached_property
     def meaning(self) -> dict[str, Any]:
-        """What the algebra says of the model as a whole."""
+        """The meaning of the keys of the model as a whole, from the algebra."""
         decoder = self.model.decoder
         said = {k: v for k, v in canonical(decoder).items() if k in TOP} | {"depth": len(self.calls)}
         return said | ({"norm": written(decoder.final_norm)} if decoder.final_norm else {})
@@ -84,14 +84,14 @@ class Side:
         return self.model.spec.layers[i]
 
     def leaf(self, i: int, label: str) -> Leaf | None:
-        """The part of this label in layer i."""
+        """The part with this label in layer i."""
         return next((leaf for leaf in leaves(self.model.decoder.layers[i]) if leaf.label == label), None)
 
     def leaves(self, i: int) -> list[Leaf]:
         return list(leaves(self.model.decoder.layers[i]))
 
     def place(self, path: KeyPath, i: int | None = None, label: str = "") -> Place | None:
-        """Where the key stands that says this: in layer i's own keys, where i is given. None where nothing says it."""
+        """The place of a key, among layer i's keys if i is given; None if the key is not written."""
         tree = self.model.spec.tree if i is None else self.layer(i).tree
         own = () if i is None or label not in self.layer(i).keys.own else ("parts", label, *path)
         return next((key_place(tree, p) for p in (own, path) if p and at(tree, p) is not None), None)
@@ -99,7 +99,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor that a node reads as its own: under its own name, or tied to another's."""
+    """A parameter of a node, under its own name or tied to another."""
 
     path: str
     shape: tuple[int, ...]
@@ -121,7 +121,7 @@ def _slots(function: Function, prefix: str) -> Iterator[Slot]:
 
 @dataclass(frozen=True)
 class Key:
-    """A key whose meaning differs, derived values included; the place is in B, or in A where only A says it."""
+    """A key whose meaning differs, derived values included; the place is in B, or in A if only A has the key."""
 
     name: str
     before: Any
@@ -130,7 +130,7 @@ class Key:
 
     @property
     def is_written(self) -> bool:
-        """Someone wrote it: it is not derived from what is written elsewhere."""
+        """Whether the key is written in a spec, not derived from other keys."""
         return self.place is not None
 
     @property
@@ -139,7 +139,7 @@ class Key:
 
 
 def part_keys(a: Side, b: Side, i: int, label: str, label_b: str) -> list[Key]:
-    """The keys in which one part of layer i differs."""
+    """The keys in which a part of layer i differs."""
     left, right = a.leaf(i, label), b.leaf(i, label_b)
     if left is None or right is None:
         return []
@@ -158,7 +158,7 @@ def _key_of(leaf: Leaf) -> str:
 
 
 def top_keys(a: Side, b: Side) -> list[Key]:
-    """The keys of the model as a whole that differ, those of the final norm with them where both have one."""
+    """The differing keys of the model as a whole, and of the final norm if both have one."""
     return [
         Key(".".join(path), before, after, b.place(path) or a.place(path))
         for path, before, after in differences(a.meaning, b.meaning)
@@ -167,7 +167,7 @@ def top_keys(a: Side, b: Side) -> list[Key]:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, Any]]:
-    """(path, before, after) of each value that differs; a mapping that only one has is one value."""
+    """(Path, before, after) of each differing value; a mapping that only one side has is one value."""
     for key in dict.fromkeys((*a, *b)):
         before, after = a.get(key), b.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
@@ -177,7 +177,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any], path: KeyPath = ()) 
 
 
 def spell(value: object) -> str:
-    """A value as a spec says it."""
+    """A value as written in a spec."""
     match value:
         case None:
             return "none"

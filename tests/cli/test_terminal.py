@@ -114,9 +114,9 @@ def test_nor_one_of_a_name_in_a_file(tmp_path: Path) -> None:
 
 
 def test_lines_are_lines() -> None:
-    assert terminal.lines("one\ntwo\r\x1b\tx") == "one\ntwo\\r\\x1b\\tx"
-    assert terminal.lines("x" * 3000) == "x" * 1997 + "..."
-    assert terminal.lines("\n".join(map(str, range(500)))).splitlines()[-1] == "and 440 more"
+    assert terminal.clean_lines("one\ntwo\r\x1b\tx") == "one\ntwo\\r\\x1b\\tx"
+    assert terminal.clean_lines("x" * 3000) == "x" * 1997 + "..."
+    assert terminal.clean_lines("\n".join(map(str, range(500)))).splitlines()[-1] == "and 440 more"
 
 
 # Streams
@@ -392,7 +392,7 @@ def test_the_shell_completes_names_of_specs(command: str) -> None:
 def test_streams_that_are_no_files_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     held = io.StringIO()
     monkeypatch.setattr(sys, "stdout", held)
-    terminal.emit("é")
+    terminal.write_text("é")
     assert held.getvalue() == "é" and not terminal.reader_gone()
 
 

@@ -37,14 +37,14 @@ LIGHT = """
 import itertools, json, os, random, signal, sys, time
 from pathlib import Path
 from hashlib import sha256
-from blockc.products.manifest import MANIFEST, MODEL, TEXTS, Manifest, Source, Weights, read
-from blockc.products.ownership import Output
-from blockc.weights.safetensors import files_stored
-from blockc.products.staging import commit, staging, unfinished
+from blockc.products.manifest import MANIFEST, MODEL, TEXTS, Manifest, LinkedFile, Weights, read_manifest
+from blockc.products.ownership import OutputFolder
+from blockc.weights.safetensors import locate_in_files
+from blockc.products.staging import commit, staging, is_unfinished
 from blockc.graph.contract import Contract
 from blockc.graph.target import Target
 how, out, weights = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-linked = Weights(mode="link", sources=tuple(map(Source.of, files_stored([weights])[1])), data=None)
+linked = Weights(mode="link", sources=tuple(map(LinkedFile.of, locate_in_files([weights])[1])), data=None)
 versions = {"blockc": "0", "numpy": "0", "onnx": "0"}
 contract = Contract((), (), (), "joined", False, None, ())
 def settle(out):
@@ -63,11 +63,11 @@ def build(version):
             target=Target(), contract=contract, products=(), weights=linked,
             files=dict.fromkeys(names(version), sha256(data).hexdigest()),
         )
-        files = {**dict.fromkeys(names(version), data), MANIFEST: said.written()}
+        files = {**dict.fromkeys(names(version), data), MANIFEST: said.to_bytes()}
         (stage / MANIFEST).write_bytes(files[MANIFEST])
-        commit(stage, Output(out, {weights.name: weights, **files}), [weights.name, *files])
+        commit(stage, OutputFolder(out, {weights.name: weights, **files}), [weights.name, *files])
 def found():
-    version = read(out).parameters
+    version = read_manifest(out).parameters
     assert all((out / name).read_text() == str(version) for name in names(version)), version
     assert (out / weights.name).samefile(weights)
     assert {p.name for p in out.iterdir() if p.name[:7] != ".blockc"} == {weights.name, *names(version), MANIFEST}
@@ -75,7 +75,7 @@ def found():
 def after_a_kill(old):
     if (out / MANIFEST).exists():
         found()
-    assert unfinished(out) or (out / MANIFEST).exists()
+    assert is_unfinished(out) or (out / MANIFEST).exists()
     settle(out)
     version = found()
     assert version >= old

@@ -72,12 +72,12 @@ COMMANDS = [*SAME, *LACKING, "doctor"]
 SCRIPT = """
 import contextlib, io, json, sys
 import blockc
-from blockc.cli import app, guarded
+from blockc.cli import app, run_guarded
 said = {}
 for line in json.load(sys.stdin):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = guarded(lambda: app(line.split(), standalone_mode=False))
+        code = run_guarded(lambda: app(line.split(), standalone_mode=False))
     said[line] = code, out.getvalue(), err.getvalue()
 print(json.dumps([blockc.__file__, said]))
 """

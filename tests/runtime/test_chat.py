@@ -87,7 +87,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from blockc.runtime import SessionError, chat
 try:
-    chat.rendered(Path(sys.argv[1]), SimpleNamespace(special={}), [{"role": "user", "content": "hi"}])
+    chat.render_chat(Path(sys.argv[1]), SimpleNamespace(special={}), [{"role": "user", "content": "hi"}])
 except SessionError as error:
     print(error, file=sys.stderr)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)

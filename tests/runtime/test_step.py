@@ -241,7 +241,7 @@ def test_what_a_step_reads_elsewhere_lies_there(folders: dict[str, Path], monkey
         asked.append(provider)
         return DeviceTensor(element, shape, "cpu")
 
-    monkeypatch.setattr("blockc.runtime.step.Placed", on_the_cpu)
+    monkeypatch.setattr("blockc.runtime.step.DeviceTensor", on_the_cpu)
     step = DecodeStep(cache, 1)
     assert all(isinstance(tensor, DeviceTensor) for tensor in step.inputs.values())
     assert asked == ["cuda"] * len(model.contract.inputs)

@@ -395,8 +395,8 @@ def test_weights_above_2_gib_are_checked_by_path(tmp_path: Path) -> None:
 
 MEASURED = """
 import sys, time
-from blockc.cli import app, guarded
-code = guarded(lambda: app(sys.argv[1:], standalone_mode=False))
+from blockc.cli import app, run_guarded
+code = run_guarded(lambda: app(sys.argv[1:], standalone_mode=False))
 (peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print("peak and seconds", peak, time.process_time())
 sys.exit(code)
