@@ -128,7 +128,7 @@ def _why_idle(comment: Ignore, whole: bool) -> tuple[str, str] | None:
     if not name:
         return "an ignore that names no code", "write # blockc: ignore BLC402, with the codes of warnings"
     if name not in CODES:
-        return f"{name} is no code", "blockc explain lists the codes"
+        return f"{name} is not a code", "blockc explain lists the codes"
     if CODES[name].severity == "error":
         return f"{name} is an error, and no comment silences an error", "mend the spec"
     return (f"no {name} on this line", "remove the comment") if whole else None

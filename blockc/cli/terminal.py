@@ -24,7 +24,7 @@ _EVERY = 0.1  # seconds between updates of the progress line
 ASCII = str.maketrans("│─├┤┐┌└┘┬┴┼→←↓×", "|-+++++++++><vx")
 
 
-# What is said
+# Messages
 
 
 def plain_line(text: str) -> str:

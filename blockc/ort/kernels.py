@@ -98,7 +98,7 @@ def why_no_kernel(target: Target, operator: str) -> str:
 def why_no_heads(target: Target, head_dim: int) -> str:
     """Why GroupQueryAttention does not take heads of this size; empty if it does."""
     if head_dim % HEAD:
-        return f"head_dim {head_dim} is no multiple of {HEAD}"
+        return f"head_dim {head_dim} is not a multiple of {HEAD}"
     widest = WIDEST.get(target.provider) if target.provider is not None else None
     return "" if widest is None or head_dim <= widest else f"head_dim {head_dim} is above {widest}"
 
@@ -106,5 +106,5 @@ def why_no_heads(target: Target, head_dim: int) -> str:
 def why_no_rope(head_dim: int, turned: int) -> str:
     """Why GroupQueryAttention does not rotate this many coordinates of a head; empty if it does."""
     if head_dim % TURNED or turned % TURNED:
-        return f"it turns {turned} of {head_dim}, and the kernel takes multiples of {TURNED}"
+        return f"it rotates {turned} of {head_dim}, and the kernel takes multiples of {TURNED}"
     return ""

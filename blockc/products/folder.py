@@ -221,6 +221,7 @@ def make_product_files(
 
 
 def product_inputs(model: Compiled, target: Target, companions: Mapping[str, bytes]) -> ProductInputs:
+    """What products may read of a model and a target."""
     return ProductInputs(model.spec, target, model.contract(target), companions)
 
 
@@ -241,7 +242,7 @@ def digest(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a folder's files say: which are not those of the manifest, which its spec no longer gives, and the proof."""
+    """Files that differ from the manifest, files that differ from what the spec gives now, and the proof."""
 
     changed: tuple[str, ...]
     outdated: tuple[str, ...]
@@ -251,19 +252,18 @@ class CheckResult:
         said = [f"changed {', '.join(listed(self.changed))}"] if self.changed else []
         said += [f"outdated {', '.join(listed(self.outdated))}"] if self.outdated else []
         said += [self.proof.line] if self.proof else []
-        return f"<Checked: {'; '.join(said)}>"
+        return f"<CheckResult: {'; '.join(said)}>"
 
 
 def check_build(folder: Path, deep: bool = False, progress: Progress = silent) -> CheckResult:
-    """Everything that the manifest states, then the proof. Nothing is written.
+    """Checks all statements of the manifest, then runs the proof. Nothing is written. Raises FolderError.
 
-    Of a build small enough the model.onnx is run as it lies there. A larger one, and one with weights, must be, byte
-    for byte, what its spec gives now, and its twin is run in its stead; with weights it must also open. The text files
-    must be those of the spec always: no other Python is run. `deep` reads every linked tensor too, and compares what it
-    holds.
+    The model.onnx of a small build without weights is run itself. Any other must equal, byte for byte, what its spec
+    gives now, and the twin is run instead; with weights it must also open. Text files must always equal those of the
+    spec, so that no other Python code is run. With `deep`, every linked tensor is compared with its digest.
     """
     if is_unfinished(folder):
-        raise FolderError(f"{folder}: a build was interrupted here: `blockc build` into it again carries it on")
+        raise FolderError(f"{folder}: a build was interrupted here: run `blockc build` into it again to finish it")
     manifest = read_manifest(folder)
     weights, target = manifest.weights, manifest.target
     changed = [name for name, hash_ in manifest.files.items() if digest_of(folder / name) != hash_]

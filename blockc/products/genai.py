@@ -180,7 +180,7 @@ def _search_defaults(companions: Mapping[str, bytes]) -> dict[str, Any]:
     said = {key: value for key, value in _read(companions, file).items() if key in _SEARCH and value is not None}
     for key, value in said.items():
         if type(value) not in _SEARCH[key]:
-            raise GenaiError(f"{file}: {key} is {json.dumps(value)}, and it wants {_SEARCH[key][-1].__name__}")
+            raise GenaiError(f"{file}: {key} is {json.dumps(value)}, expected {_SEARCH[key][-1].__name__}")
     return {"do_sample": False} | said
 
 

@@ -261,7 +261,7 @@ def _choose_cases(twin: Compiled, inapplicable: dict[str, str], only: Collection
         else:
             unlike.append(case.name)
     if unlike:
-        inapplicable["; ".join(unlike)] = "calls of unlike lengths, at which rope turns unlike by definition"
+        inapplicable["; ".join(unlike)] = "calls of different lengths, at which rope differs by definition"
     return chosen
 
 

@@ -47,7 +47,7 @@ from blockc.weights.safetensors import DTYPES, FileFacts, Shape, StoredTensor, w
 Mode = Literal["link", "pack"]
 DATA = "model.onnx.data"
 PAGE = 4096
-PIECE = 1 << 22  # bytes that are read at a time where they are written as they lie
+PIECE = 1 << 22  # bytes that are read at a time if they are written unchanged
 READERS = 4  # threads that read linked tensors
 # Why a file cannot be linked where the model is written: another device, or a file system that has no hard links.
 _UNLINKED = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)

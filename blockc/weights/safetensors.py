@@ -185,7 +185,7 @@ def _locate_in_shards(index: Path) -> tuple[dict[str, StoredTensor], list[FileFa
         facts, found = _read_header(index.parent / shard)
         files.append(facts)
         if stray := [name for name in found if shards.get(name) != shard]:
-            raise CheckpointError(f"{index}: tensor {shown(stray[0])} of {shard} is not placed there")
+            raise CheckpointError(f"{index}: tensor {shown(stray[0])} of {shard} is not listed for it")
         tensors |= found
     if absent := shards.keys() - tensors.keys():
         raise CheckpointError(f"{index}: no file holds {', '.join(listed([shown(name) for name in sorted(absent)]))}")
@@ -218,14 +218,14 @@ def _read_header(path: Path) -> tuple[FileFacts, dict[str, StoredTensor]]:
     end = 0
     for begin, stop, name, dtype, shape in sorted(_read_entry(path, name, entry) for name, entry in header.items()):
         if begin != end:
-            fault = "overlaps the one before it" if begin < end else f"stands behind a hole of {begin - end} bytes"
+            fault = "overlaps the one before it" if begin < end else f"comes after a hole of {begin - end} bytes"
             raise CheckpointError(f"{path}: tensor {shown(name)} {fault}")
         if stop > size - start:
             raise CheckpointError(f"{path} is truncated: tensor {shown(name)} ends at byte {stop} of {size - start}")
         end = stop
         tensors[name] = StoredTensor(path, start + begin, stop - begin, dtype, shape)
     if end != size - start:
-        raise CheckpointError(f"{path}: a hole of {size - start - end} bytes behind the last tensor")
+        raise CheckpointError(f"{path}: a hole of {size - start - end} bytes after the last tensor")
     return FileFacts(path, size, status.st_mtime_ns, hashlib.sha256(text).hexdigest()), tensors
 
 
@@ -253,7 +253,7 @@ def _read_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, st
         raise CheckpointError(f"{path}: tensor {shown(name)} is of {shown(dtype)}, which is not read")
     length = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
     if length != offsets[1] - offsets[0] or not length or len(shape) > MAX_RANK:
-        raise CheckpointError(f"{path}: tensor {shown(name)} is {dtype} {shape}, but stands at bytes {offsets}")
+        raise CheckpointError(f"{path}: tensor {shown(name)} is {dtype} {shape}, but has the bytes {offsets}")
     return *offsets, name, dtype, shape
 
 

@@ -172,7 +172,7 @@ def test_without_a_budget_the_sizes_stay(tmp_path: Path) -> None:
         (["a", "--like", "gpt2", "--parameters", "-1"], 2, "expected a number from 1e3 to 1e15"),
         (["a", "--like", "block-4x4", "--parameters", "1e9"], 1, "would not be clean"),
         (["a", "--like", "gpt2", "--parameters", "2e3"], 1, "no design of gpt2's ratios has 2e3 parameters within 3%"),
-        (["there", "--like", "gpt2"], 2, "there.yaml: is there already; give --force to write over it"),
+        (["there", "--like", "gpt2"], 2, "there.yaml: exists; give --force to replace it"),
     ],
 )
 def test_what_is_refused_writes_nothing(arguments: Sequence[str], code: int, message: str, tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_explain_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain_of_no_code(asked: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert explained(asked) == 2
     said = capsys.readouterr().err
-    assert f"{asked} is no code" in said
+    assert f"{asked} is not a code" in said
     assert ("did you mean" in said) == bool(near) and near in said
 
 
@@ -247,7 +247,7 @@ def test_the_kernels_leave_what_is_warned_of(head_dim: int, dims: int) -> None:
     turned = f"rope: {{theta: 10000, pairing: half, dims: {dims}}}" if dims else "rope: none"
     text = changed(f"attention: {{heads: 4, head_dim: {head_dim}, {turned}}}\npositions: {{type: learned}}\n")
     reasons = {left.reason for left in compile_spec(from_tree(parse(text, "s.yaml"))).unfused(Target(provider="cpu"))}
-    sizes = {reason for reason in reasons if "no multiple of 8" in reason or "takes multiples of 16" in reason}
+    sizes = {reason for reason in reasons if "not a multiple of 8" in reason or "takes multiples of 16" in reason}
     assert (names(check(text)) == ["BLC401"]) == bool(sizes), sizes
 
 
@@ -338,8 +338,8 @@ def test_a_comment_may_name_several_codes() -> None:
         ("mlp: {type: swiglu, width: 192} # blockc: ignore «BLC402»\n", "no BLC402 on this line", "remove the comment"),
         ("# blockc: ignore «BLC402»\n", "no BLC402 on this line", "remove"),
         ("vocab: 1024 # blockc: ignore «BLC201»\n", "BLC201 is an error, and no comment silences an error", "mend"),
-        ("vocab: 1024 # blockc: ignore «BLC999»\n", "BLC999 is no code", "blockc explain"),
-        ("vocab: 1024 # blockc: ignore «blc402»\n", "blc402 is no code", ""),
+        ("vocab: 1024 # blockc: ignore «BLC999»\n", "BLC999 is not a code", "blockc explain"),
+        ("vocab: 1024 # blockc: ignore «blc402»\n", "blc402 is not a code", ""),
         ("vocab: 1024 «# blockc: ignore»\n", "an ignore that names no code", "write # blockc: ignore BLC402"),
     ],
 )

@@ -383,12 +383,12 @@ def test_json_has_a_version_and_a_place_for_each_change(run: Run, tmp_path: Path
     ("arguments", "code", "message"),
     [
         (("llama3-8b", "llama3-70b", "--fail-on", "IO,NOISE"), 2, "--fail-on NOISE: expected some of CHECKPOINT,"),
-        (("llama3-8b",), 2, "1 specs are given; expected two, or one with --against git:REF"),
+        (("llama3-8b",), 2, "1 specs given; expected two, or one with --against git:REF"),
         (("llama3-8b", "gpt2", "--against", "git:HEAD"), 2, "expected one beside --against"),
         (("llama3-8b", "absent.yaml"), 2, "absent.yaml: no such file or folder"),
         (("llama3-8b", "--against", "HEAD"), 2, "expected git:REF"),
-        (("llama3-8b", "--against", "git:--output=x"), 2, "is no revision of git"),
-        (("llama3-8b", "--against", "git:HEAD:README.md"), 2, "is no revision of git"),
+        (("llama3-8b", "--against", "git:--output=x"), 2, "is not a revision of git"),
+        (("llama3-8b", "--against", "git:HEAD:README.md"), 2, "is not a revision of git"),
     ],
 )
 def test_what_is_asked_wrongly_is_refused(run: Run, arguments: tuple[str, ...], code: int, message: str) -> None:

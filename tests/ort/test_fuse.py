@@ -135,7 +135,7 @@ def test_every_unfused_op_has_its_reason() -> None:
     reasons = {left.node: left.reason for left in full("pythia-410m").unfused(CPU)}
     assert reasons["layers.3.mlp_norm"] == "another norm of the same sum has the kernel"
     reasons = {left.node: left.reason for left in full("block-4x4").unfused(CPU)}
-    assert reasons["layers.0.attention.mixed"] == "head_dim 4 is no multiple of 8"
+    assert reasons["layers.0.attention.mixed"] == "head_dim 4 is not a multiple of 8"
     unfused = full("gpt2").unfused(Target("cpu", "fp16"))
     assert {left.node for left in unfused} == {f"layers.{i}.mlp.activated" for i in range(12)}
     assert {left.reason for left in unfused} == {"onnxruntime has no FastGelu in fp16 on cpu"}
@@ -164,9 +164,9 @@ head: {tied: true}
         (16, 16, ""),
         (64, 16, ""),
         (64, 32, ""),
-        (24, 24, "it turns 24 of 24, and the kernel takes multiples of 16"),
-        (16, 4, "it turns 4 of 16, and the kernel takes multiples of 16"),
-        (20, 16, "head_dim 20 is no multiple of 8"),
+        (24, 24, "it rotates 24 of 24, and the kernel takes multiples of 16"),
+        (16, 4, "it rotates 4 of 16, and the kernel takes multiples of 16"),
+        (20, 16, "head_dim 20 is not a multiple of 8"),
     ],
 )
 def test_attention_is_fused_where_it_is_legal(head_dim: int, dims: int, reason: str) -> None:
@@ -200,7 +200,7 @@ def left(head_dim: int, dims: int, target: Target) -> set[str]:
 def test_a_head_is_as_wide_as_the_kernel_takes() -> None:
     assert left(256, 16, CUDA) == set()
     assert left(264, 16, CUDA) == {"head_dim 264 is above 256"}
-    assert left(24, 16, CPU) == {"it turns 16 of 24, and the kernel takes multiples of 16"}
+    assert left(24, 16, CPU) == {"it rotates 16 of 24, and the kernel takes multiples of 16"}
 
 
 def test_two_norms_of_one_sum_and_sums_that_go_on() -> None:
@@ -298,7 +298,7 @@ def test_rotary_fields_say_what_is_turned() -> None:
 def test_a_build_for_a_provider_is_proved_as_it_lies_there(tmp_path: Path) -> None:
     model = twin("llama3-8b")
     built = api.build(model, tmp_path, proof=False, target=CPU)
-    assert built.notes == ("left unfused: layers.0.attention_norm: no addition stands before it",)
+    assert built.notes == ("left unfused: layers.0.attention_norm: no addition comes before it",)
     checked = api.verify(tmp_path)
     assert checked.proof is not None
     assert checked.proof.complete, checked.proof.table()

@@ -534,7 +534,9 @@ def test_verify_writes_nothing(kind: str, builds: Callable[[str], Path]) -> None
     assert checked.proof is not None and checked.proof.holds and state() == before
     planted(out / ".blockc.next", json.dumps({"names": [MANIFEST], "gone": [MODEL, "model.py"], "there": {}}))
     before = state()
-    with pytest.raises(FolderError, match="a build was interrupted here: `blockc build` into it again carries it on"):
+    with pytest.raises(
+        FolderError, match="a build was interrupted here: run `blockc build` into it again to finish it"
+    ):
         api.verify(out)
     assert state() == before
 

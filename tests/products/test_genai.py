@@ -324,8 +324,8 @@ def test_sampling_is_that_of_the_checkpoint(tmp_path: Path) -> None:
         ({"generation_config": {"eos_token_id": [1, "</s>"]}}, 'eos_token_id is "</s>"'),
         ({"generation_config": {"eos_token_id": 1, "pad_token_id": -1}}, "pad_token_id is -1"),
         ({"generation_config": {"eos_token_id": True}}, "eos_token_id is true"),
-        ({"generation_config": {"eos_token_id": 1, "top_p": "x"}}, 'json: top_p is "x", and it wants float'),
-        ({"generation_config": {"eos_token_id": 1, "top_k": True}}, "top_k is true, and it wants int"),
+        ({"generation_config": {"eos_token_id": 1, "top_p": "x"}}, 'json: top_p is "x", expected float'),
+        ({"generation_config": {"eos_token_id": 1, "top_k": True}}, "top_k is true, expected int"),
         ({"generation_config": []}, "generation_config.json of the checkpoint: not a JSON object"),
         (
             {"tokenizer_config": {"eos_token": "<eos>"}, "tokenizer": TOKENIZER},

@@ -309,7 +309,7 @@ def test_run_ends_with_what_ends_a_text_and_says_when_nothing_does(
         assert run(folder, "--prompt", PROMPT, "--tokens", "9") == 0
         out, err = capsys.readouterr()
         assert out == whole + "\n"
-        assert err.startswith("blockc: no file says which token ends a text: 9 tokens come in any case\n")
+        assert err.startswith("blockc: no file says which token ends a text, so 9 tokens are written\n")
     finally:
         said.unlink()
 
@@ -338,7 +338,7 @@ def test_what_would_move_a_cursor_does_not_reach_the_terminal(folder: Path, caps
         (["--prompt", "abc", "--tokens", "126"], 1, "a prompt of 3 tokens and --tokens 126 make 129, and the model's "
          "context is 128"),
         (["--prompt", ""], 2, "--prompt is empty"),
-        (["--prompt", "-", "--prompt", "-"], 2, "can be read once"),
+        (["--prompt", "-", "--prompt", "-"], 2, "can be given once"),
         (["--prompt", "a", "--system", "x"], 2, "give --chat too"),
         (["--prompt", "a", "--top-k", "5"], 2, "--top-k is for drawing: the temperature must be above 0 too"),
         (["--prompt", "a", "--temperature", "1", "--top-p", "2"], 2, "--top-p 2.0: expected a number above 0, up to 1"),

@@ -281,7 +281,7 @@ def test_changed_weights_are_seen(tmp_path: Path) -> None:
     Session(linked)
     with source.open("ab") as data:
         data.write(b"0")
-    with pytest.raises(SessionError, match=r"model\.safetensors: a hole of 1 bytes behind the last tensor"):
+    with pytest.raises(SessionError, match=r"model\.safetensors: a hole of 1 bytes after the last tensor"):
         Session(linked)
     save(source, {k: v.astype(np.float32) for k, v in random_parameters(twin("llama3-8b").function, 3).items()})
     with pytest.raises(SessionError, match=r"model\.safetensors: changed since the model was built on it"):

@@ -164,7 +164,7 @@ FILES: dict[str, tuple[str, bytes | Callable[[Path], None], str]] = {
     "another name": ("model.safetensors", b"GGUF" + bytes(99), "it is a GGUF file: call it .gguf"),
     "gguf pointer": ("x.gguf", POINTER, "not a GGUF file: it is a git-lfs pointer"),
     "gguf page": ("x.gguf", PAGE, "not a GGUF file: it is an HTML page"),
-    "gguf of 2023": ("x.gguf", OLD, "a GGUF file of version 1, of 2023, which is no longer read: convert it anew"),
+    "gguf of 2023": ("x.gguf", OLD, "a GGUF file of version 1, of 2023, which is no longer read: convert it again"),
     "big-endian": ("x.gguf", big_endian, "a big-endian GGUF file, for other processors: turn a copy of it with"),
     "adapter": ("x.gguf", adapter, "a GGUF file of the type adapter, and not a model"),
     "empty gguf": ("x.gguf", empty_gguf, "empty: output_norm.weight\n  gather the parameters, and save them again"),

@@ -135,13 +135,13 @@ def _match(rewrite: Rewrite, n: Node) -> _Match:
             raise Mismatch("another attention reads its cache")
     m = _Match(n, _match_heads(q), _match_heads(key.inputs[1]), _match_heads(value.inputs[1]), key, value, join)
     if m.v.rotary is not None:
-        raise Mismatch("its values are turned")
+        raise Mismatch("its values are rotated")
     if m.q.flat.type.shape[1] != m.k.flat.type.shape[1]:
         raise Mismatch("it has fewer new queries than new keys")
     if (m.q.rotary is None) != (m.k.rotary is None):
-        raise Mismatch("of queries and keys only one is turned")
+        raise Mismatch("only one of queries and keys is rotated")
     if m.q.rotary is not None and m.k.rotary is not None and m.q.rotary.inputs[1:] != m.k.rotary.inputs[1:]:
-        raise Mismatch("queries and keys are turned by unlike tables")
+        raise Mismatch("queries and keys are rotated by different tables")
     if m.q.rotary is not None:
         _require(m.q.rotary.inputs[1], RotaryTable, "its rotary table is not made from positions")
     _check_legal(rewrite, m, mask)
@@ -154,7 +154,7 @@ def _match_heads(value: Value) -> _Heads:
     value, gain = _look_through(value, HeadGain)
     value, norm = _look_through(value, RmsNorm | LayerNorm)
     value, first = _look_through(value, Rotary) if norm and not rotary else (value, None)
-    split = _require(value, SplitHeads, f"{value.node.op.name} stands between its heads and the kernel")
+    split = _require(value, SplitHeads, f"{value.node.op.name} is between its heads and the kernel")
     if first is not None:
         return _Heads(split.inputs[0], _op_of(SplitHeads, split), behind=whole)
     return _Heads(split.inputs[0], _op_of(SplitHeads, split), norm, gain, rotary)

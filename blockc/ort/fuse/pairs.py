@@ -22,7 +22,7 @@ def fuse_norms(rewrite: Rewrite) -> None:
         if n in rewrite.gone:  # a norm of heads, already fused with its attention
             continue
         if not isinstance(added.op, Add):
-            rewrite.left.append(Left(n.name, "no addition stands before it"))
+            rewrite.left.append(Left(n.name, "no addition comes before it"))
         elif added in rewrite.plans:
             rewrite.left.append(Left(n.name, "another norm of the same sum has the kernel"))
         elif why := why_no_kernel(rewrite.target, SkipNorm(n.op).kernel):

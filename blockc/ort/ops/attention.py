@@ -175,7 +175,7 @@ class RowQueryAttention(Op):
         args = (*args[:1], None, None, *args[1:]) if self.packed else args
         rope, sinks = _split_sinks(self, args[7:])
         if sinks:
-            rope = (*(rope or (None, None)), None, None)  # neither places nor a bias stand before the sinks
+            rope = (*(rope or (None, None)), None, None)  # no slots and no bias before the sinks
         return g.ops(
             "GroupQueryAttention", 3, *args[:7], *rope, *sinks, domain=MICROSOFT, num_heads=self.heads,
             kv_num_heads=self.kv_heads, scale=self.scale, softcap=self.softcap or 0.0,

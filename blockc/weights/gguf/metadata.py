@@ -165,7 +165,7 @@ class _MetadataCheck:
         return [not pattern or i % pattern < pattern - 1 for i in range(depth)]
 
     def check_windows(self) -> Iterator[str]:
-        """A window of 0, or as long as the context, hides nothing: neither in the file nor in the graph."""
+        """Compares windows. One of 0, or as long as the context, hides nothing, so it is equal to none."""
         one = self.read("attention.sliding_window")
         if one is None:
             return

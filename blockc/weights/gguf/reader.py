@@ -119,7 +119,7 @@ def read_gguf(path: Path) -> GGUF:
     tensors: dict[str, EncodedTensor] = {}
     for part in parts:
         if twice := tensors.keys() & part.tensors.keys():
-            raise CheckpointError(f"{part.path}: tensor {shown(min(twice))} stands in another part too")
+            raise CheckpointError(f"{part.path}: tensor {shown(min(twice))} is in another part too")
         tensors |= part.tensors
     if kind != "model":
         raise CheckpointError(f"{path}: a GGUF file of the type {shown(kind)}, and not a model")
@@ -183,7 +183,7 @@ def _recognise(path: Path) -> None:
             f" `gguf-convert-endian {path.name} little`, which comes with the package gguf"
         )
     if version == 1:
-        raise CheckpointError(f"{path}: a GGUF file of version 1, of 2023, which is no longer read: convert it anew")
+        raise CheckpointError(f"{path}: a GGUF file of version 1, of 2023, which is no longer read: convert it again")
 
 
 def _make_reader_class(base: Any) -> Any:
@@ -193,7 +193,7 @@ def _make_reader_class(base: Any) -> Any:
         def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
             found = super()._get(offset, dtype, count, *order, **named)
             if len(found) != int(count):
-                raise ValueError(f"the file ends before byte {offset} and what should stand there")
+                raise ValueError(f"the file ends before the data at byte {offset}")
             return found
 
     return Reader
