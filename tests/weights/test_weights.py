@@ -468,7 +468,7 @@ BAD_FILES: dict[str, tuple[object, bytes, str]] = {
     "overlap": ({"a": _f32(0, 8), "b": _f32(4, 12)}, bytes(12), "tensor b overlaps"),
     "hole": ({"a": _f32(0, 4), "b": _f32(8, 12)}, bytes(12), "tensor b comes after a hole of 4 bytes"),
     "hole at the start": ({"a": _f32(4, 8)}, bytes(8), "hole of 4 bytes"),
-    "hole at the end": ({"a": _f32(0, 4)}, bytes(8), "a hole of 4 bytes behind the last"),
+    "hole at the end": ({"a": _f32(0, 4)}, bytes(8), "a hole of 4 bytes after the last"),
     "truncated": ({"a": _f32(0, 4), "b": _f32(4, 12)}, bytes(11), "truncated: tensor b ends at byte 12 of 11"),
     "no data": ({"a": _f32(0, 4)}, b"", "truncated"),
     "duplicate": (b'{"a": %b, "a": %b}' % ((json.dumps(_f32(0, 4)).encode(),) * 2), bytes(4), "a stands twice"),
