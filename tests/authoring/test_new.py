@@ -120,7 +120,7 @@ REFUSED = [
         "norm: {type: rms, eps: 1e-5}\nblock: [attention, mlp, more]\nparts: {more: {mlp: {width: 64}}}\n",
         "layers of several sizes",
     ),
-    ("norm: {type: rms, eps: 1e-5}\nblock: [attention]\nmlp: none\n", "no attention and mlp of its own"),
+    ("norm: {type: rms, eps: 1e-5}\nblock: [attention]\nmlp: none\n", "no attention and mlp at the top level"),
 ]
 
 
@@ -170,7 +170,7 @@ def test_without_a_budget_the_sizes_stay(tmp_path: Path) -> None:
         (["a", "--like", "gpt9"], 2, "gpt9: no such file or folder"),
         (["a", "--like", "gpt2", "--parameters", "nan"], 2, "--parameters nan: expected a number"),
         (["a", "--like", "gpt2", "--parameters", "-1"], 2, "expected a number from 1e3 to 1e15"),
-        (["a", "--like", "block-4x4", "--parameters", "1e9"], 1, "would not be clean"),
+        (["a", "--like", "block-4x4", "--parameters", "1e9"], 1, "would have findings"),
         (["a", "--like", "gpt2", "--parameters", "2e3"], 1, "no design of gpt2's ratios has 2e3 parameters within 3%"),
         (["there", "--like", "gpt2"], 2, "there.yaml: exists; give --force to replace it"),
     ],

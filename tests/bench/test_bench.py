@@ -172,7 +172,7 @@ def test_a_worker_is_on_the_cores_that_it_was_given() -> None:
     [
         (script("input(); raise SystemExit('out of paper')"), "^X: its process ended with exit code 1: out of paper$"),
         (script("import os; input(); os.kill(os.getpid(), 9)"), "^X: its process was ended by signal 9"),
-        (script("input(); print('hello')"), "^X: answered 'hello.n', which is no JSON object"),
+        (script("input(); print('hello')"), "^X: answered 'hello.n', which is not a JSON object"),
         (["/no/such/program"], "^X: /no/such/program: No such file"),
     ],
 )
@@ -268,11 +268,14 @@ def foreign(folder: Path, **changed: Any) -> Path:
     ("changed", "why"),
     [
         ({"inputs_embeds": ["B", "S", 4]}, "unknown inputs inputs_embeds: input_ids, attention_mask, position_ids and"),
-        ({f"past_key_values__0__{kv}": None for kv in ("key", "value")}, "no cache: no input is called past_key"),
+        (
+            {f"past_key_values__0__{kv}": None for kv in ("key", "value")},
+            "no cache: a decoder has an input called past_key",
+        ),
         ({"present__0__value": None}, "no output is called present.0.value"),
         ({"logits": None}, "no output is called logits"),
-        ({"logits": ["B", "S", "V"]}, "logits are .*, and the vocabulary is wanted as the third number"),
-        ({"past_key_values__0__key": ["B", "K", "P", 4]}, "heads and head_dim are wanted as numbers"),
+        ({"logits": ["B", "S", "V"]}, "logits are .*, expected the vocabulary as the third number"),
+        ({"past_key_values__0__key": ["B", "K", "P", 4]}, "expected heads and head_dim as numbers"),
     ],
 )
 def test_a_graph_of_other_names_is_refused_and_says_which(changed: dict[str, Any], why: str, tmp_path: Path) -> None:
@@ -471,7 +474,7 @@ def test_what_is_no_decoder_with_weights_is_refused(tmp_path: Path, capsys: pyte
             "empty: not a finished build, for it has no manifest.json, and no model.onnx of another tool",
         ),
         (without_weights(tmp_path), "has no weights: build it with `blockc build "),
-        (both_ways(tmp_path), "the model has no cache, as one that looks both ways has none"),
+        (both_ways(tmp_path), "the model has no cache, for instance because it attends both ways"),
     ):
         assert bench(folder, "--threads", "1") == 1
         assert why in capsys.readouterr().err
@@ -489,8 +492,8 @@ def test_requests_that_do_not_fit_are_refused_before_anything_is_measured(
         (("--plot", tmp_path / "x.jpg"), 2, "expected a name that ends in .svg or .png"),
         (("-o", tmp_path / "no" / "x.json"), 2, "cannot be written, since there is no folder"),
         (("--against", build), 1, f"{build}: is given twice"),
-        (("--threads", "999"), 1, "999 threads, and this process may use"),
-        (("--prefill", "", "--decode", "120"), 1, "portable: 153 tokens are wanted, and its context is 128"),
+        (("--threads", "999"), 1, "999 threads, but this process has"),
+        (("--prefill", "", "--decode", "120"), 1, "portable: 153 tokens are needed, and its context is 128"),
     ):
         assert bench(build, *arguments) == code
         out, err = capsys.readouterr()

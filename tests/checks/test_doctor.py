@@ -97,7 +97,7 @@ def test_both_onnxruntimes_at_once_are_named_with_the_fix(
     monkeypatch.setattr(doctor, "runtimes", lambda: ["onnxruntime", "onnxruntime-gpu"])
     assert run() == 3
     said = capsys.readouterr().out
-    assert "problem: onnxruntime and onnxruntime-gpu are both installed: they share their files" in said
+    assert "problem: onnxruntime and onnxruntime-gpu are both installed: they overwrite each other's files" in said
     assert (
         "    fix: `pip uninstall onnxruntime onnxruntime-gpu`, then one of them alone: "
         "`pip install 'onnxruntime-gpu[cuda,cudnn]'` for CUDA, `pip install onnxruntime` without\n"

@@ -175,7 +175,7 @@ def test_a_runtime_that_is_too_old_is_named_with_the_one_that_is_wanted(
     for name, target in (("usual", Target()), ("old", Target(opset=20)), ("own", Target("cpu"))):
         api.build(model, tmp_path / name, target=target, weights=weights, proof=False)
     monkeypatch.setattr(onnxruntime, "__version__", "1.20.1")
-    why = r"this onnxruntime is 1\.20\.1, and its graph wants 1\.28 or later: `pip install -U 'onnxruntime>=1\.28'`"
+    why = r"this onnxruntime is 1\.20\.1, and its graph needs 1\.28 or later: `pip install -U 'onnxruntime>=1\.28'`"
     with pytest.raises(SessionError, match=why + ", or build it with --opset 21$"):
         open_model(tmp_path / "usual", "cpu", None, True)
     with pytest.raises(SessionError, match=why + "$"):

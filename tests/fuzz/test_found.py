@@ -46,7 +46,7 @@ def test_an_array_of_gguf_that_goes_on_behind_the_end_is_refused(tmp_path: Path)
     path = tmp_path / "model.gguf"
     array = text("a") + struct.pack("<IIQ", 9, 0, 300_000)
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + array)
-    with pytest.raises(CheckpointError, match="the file ends before byte"):
+    with pytest.raises(CheckpointError, match="the file ends before the data at byte"):
         open_checkpoint(path)
 
 

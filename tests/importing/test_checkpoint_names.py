@@ -227,7 +227,7 @@ def test_the_language_model_of_one_that_takes_images_is_taken(tmp_path: Path) ->
     size = sum(4 * held[name].numel() for name in others)
     (note,) = planned(tmp_path)[1].notes
     towers = "multi_modal_projector and vision_tower"
-    assert note == f"the language model is taken: left out are {len(others)} tensors of {towers}, {size:,} bytes"
+    assert note == f"only the language model is taken: {len(others)} tensors of {towers}, {size:,} bytes, are left out"
     assert "expect:" in api.import_spec(tmp_path)
 
 

@@ -163,7 +163,7 @@ def test_the_last_name_of_weights_is_not_replaced_by_other_weights(spec: Path, w
     weights.unlink()
     again = save(tmp_path / "other" / "model.safetensors", tensors(twin("llama3-8b"), 4))
     for force in (False, True):
-        with pytest.raises(FolderError, match="lie under no other name, and are not those to be built"):
+        with pytest.raises(FolderError, match="have no other name, and are not those of this build"):
             api.build(model, out, proof=False, weights=again, mode="link", force=force)
         assert (out / "model.safetensors").read_bytes() == mine
     again.write_bytes(mine)  # a copy of them
@@ -198,8 +198,8 @@ def test_an_output_that_can_be_no_folder_is_named_with_what_to_do(
     (tmp_path / "file").write_text("mine")
     (tmp_path / "dangling").symlink_to("nowhere")
     for out, said in (
-        ("file", f"{tmp_path / 'file'}: a file, where a folder is wanted: choose another with --out"),
-        ("file/x/y", f"{tmp_path / 'file'}: a file, where a folder is wanted: choose another with --out"),
+        ("file", f"{tmp_path / 'file'}: a file, not a folder: choose another with --out"),
+        ("file/x/y", f"{tmp_path / 'file'}: a file, not a folder: choose another with --out"),
         ("dangling", f"{tmp_path / 'dangling'}: a link to nowhere, which is not there: remove it, or choose a folder"),
     ):
         assert run("build", str(spec), "--out", str(tmp_path / out)) == 3

@@ -391,7 +391,7 @@ def test_a_cache_of_another_form_is_refused(edit: Any, why: str) -> None:
 
 
 def test_a_model_without_weights_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ProductError, match="feeds a model no weights: build with --weights PATH"):
+    with pytest.raises(ProductError, match="needs a model with weights: build with --weights PATH"):
         api.build(twin("gpt2"), tmp_path / "out", proof=False, products=["genai"])
     assert not list(tmp_path.iterdir())
 

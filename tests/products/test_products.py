@@ -101,7 +101,7 @@ def test_unlike_files_of_one_name_are_refused(weights: Path, tmp_path: Path) -> 
     ("name", "why"),
     [
         ("generation_config.json", "a card reader wants another generation_config.json than the checkpoint's"),
-        ("other.json", "a card reader: makes a file other.json, which is none of its names"),
+        ("other.json", "a card reader: makes a file other.json, which is not among its names"),
     ],
 )
 def test_a_product_makes_its_own_files_alone(

@@ -518,7 +518,7 @@ def test_a_change_inside_a_linked_file_is_seen_by_verify_deep(
     manifest = json.loads((out / MANIFEST).read_text())
     del manifest["weights"]["tensors"]
     (out / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(FolderError, match="holds no digests of linked tensors: build the folder with --deep"):
+    with pytest.raises(FolderError, match="has no digests of linked tensors: build the folder with --deep"):
         folder.check_build(out, deep=True)
 
 

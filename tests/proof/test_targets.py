@@ -251,7 +251,7 @@ def test_what_a_model_has_no_graph_of_is_said_in_one_place() -> None:
     far = api.compile(ROOT / "specs" / "gpt2.yaml", ("context=1048577",))
     assert far.refuses(CUDA).startswith("context 1048577") and not far.refuses(Target("cpu"))
     for packed, copied in ((PACKED, False), (Target(packed=True), True)):
-        assert causal.refuses(packed, copied).startswith("packed speaks of weights that are copied")
+        assert causal.refuses(packed, copied).startswith("packed is for weights that are copied")
     assert not causal.refuses(PACKED, True) and not causal.refuses(BUFFER) and not causal.refuses(CUDA, False)
 
 
@@ -261,6 +261,6 @@ def test_a_graph_for_cuda_says_what_it_is_and_is_not(tmp_path: Path) -> None:
     built = api.build(model, tmp_path / "a", target=CUDA, proof=False)
     assert built.notes[0] == "cuda: built, not run here"
     far = api.compile(ROOT / "specs" / "smollm2-135m.yaml", ("context=1048577",))
-    with pytest.raises(FolderError, match="context 1048577: a graph for CUDA tells positions apart up to 1048576"):
+    with pytest.raises(FolderError, match="context 1048577: positions in a graph for CUDA are below 1048576"):
         api.build(far, tmp_path / "b", target=CUDA, proof=False)
     assert not (tmp_path / "b").exists()

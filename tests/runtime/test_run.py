@@ -333,8 +333,8 @@ def test_what_would_move_a_cursor_does_not_reach_the_terminal(folder: Path, caps
     ("arguments", "code", "said"),
     [
         (["--prompt", "a", "--ep", "cuda"], 3, "onnxruntime-gpu[cuda,cudnn]"),
-        (["--prompt", "a", "--cuda-graph"], 2, "--cuda-graph is for --ep cuda"),
-        (["--prompt", "a", "--ep", "cuda", "--cuda-graph"], 1, "a CUDA graph is one of --ep cuda, both of the build"),
+        (["--prompt", "a", "--cuda-graph"], 2, "--cuda-graph needs --ep cuda"),
+        (["--prompt", "a", "--ep", "cuda", "--cuda-graph"], 1, "a CUDA graph needs --ep cuda, both for the build"),
         (["--prompt", "abc", "--tokens", "126"], 1, "a prompt of 3 tokens and --tokens 126 make 129, and the model's "
          "context is 128"),
         (["--prompt", ""], 2, "--prompt is empty"),

@@ -232,7 +232,9 @@ def test_a_second_turn_goes_on_where_the_first_ended(target: str, folders: dict[
     session.prefill(prompts)
     whole = [row + then for row, then in zip(prompts, more, strict=True)]
     if TARGETS[target].provider is not None:
-        with pytest.raises(SessionError, match=r"3 rows go on with up to 3 tokens, .* in one row only: decode\(\)"):
+        with pytest.raises(
+            SessionError, match=r"3 rows are extended by up to 3 tokens, .* in one row only: decode\(\)"
+        ):
             session.prefill(more)
         return
     assert off_by("llama3-8b", session.prefill(more), whole) < tolerance(target)

@@ -124,7 +124,7 @@ def test_equal_logits_are_told_apart_by_their_tokens() -> None:
 
 def test_fewer_logits_than_are_drawn_from_are_refused(folders: dict[str, Path]) -> None:
     session = Session(folders["joined"], threads=1)
-    for sampler, why in ((Sampler(top_k=4), "top_k is 4"), (Sampler(), "without top_k all are drawn from")):
+    for sampler, why in ((Sampler(top_k=4), "top_k is 4"), (Sampler(), "without top_k all are needed")):
         with pytest.raises(
             SessionError, match=f"gives the 3 highest logits of a token, and {why}: give a top_k of 3 or"
         ):
@@ -262,7 +262,7 @@ def test_a_tensor_that_is_placed_has_one_shape() -> None:
 
 
 def test_what_cannot_be_captured_is_refused(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    both = "is one of --ep cuda, both of the build and of the run"
+    both = "needs --ep cuda, both for the build and for the run"
     with pytest.raises(SessionError, match=both):
         Session(folders["for cuda"], capture=True)
     with pytest.raises(SessionError, match=both):

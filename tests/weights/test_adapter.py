@@ -149,13 +149,13 @@ def test_what_is_no_product_is_refused_by_its_name(kind: str, tmp_path: Path) ->
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "another method": ({"peft_type": "IA3"}, "peft_type is IA3"),
     "an unknown key": ({"use_warp": True}, "use_warp: what it does is not known"),
-    "other weights": ({"init_lora_weights": "pissa"}, "init_lora_weights pissa: it goes with other weights"),
+    "other weights": ({"init_lora_weights": "pissa"}, "init_lora_weights pissa: it needs weights other than"),
     "a target that is not there": (
         {"target_modules": ["q_proj", "c_attn"]},
         "target module c_attn: the adapter has no",
     ),
     "another rank": ({"r": 7}, "are no product of rank 7"),
-    "a pattern": ({"alpha_pattern": {".*q_proj": 3}}, "alpha_pattern .*q_proj: names of modules are read"),
+    "a pattern": ({"alpha_pattern": {".*q_proj": 3}}, "alpha_pattern .*q_proj: expected a name of modules"),
     "no number": ({"lora_alpha": "x"}, "lora_alpha x is no number"),
 }
 

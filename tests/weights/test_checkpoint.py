@@ -156,7 +156,7 @@ def test_across_devices_it_says_so_and_packs(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "link", elsewhere)
     made = built("llama3-8b", tmp_path / "out", file)
-    assert made.notes == ("the weights cannot be linked from where they lie (Invalid cross-device link): packed",)
+    assert made.notes == ("the weights cannot be linked from their folder (Invalid cross-device link): packed",)
     assert manifest(tmp_path / "out")["weights"]["mode"] == "pack"
     assert off_by(twin("llama3-8b"), tmp_path / "out" / "model.onnx", parameters_in(twin("llama3-8b"), held)) < 3e-5
 
@@ -200,7 +200,7 @@ def test_the_checkpoints_own_folder_and_strange_weights_are_left_alone(tmp_path:
         built("llama3-8b", tmp_path / "in", file)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model.safetensors").write_bytes(b"another model")
-    with pytest.raises(FolderError, match="weights that lie under no other name, and are not those to be built"):
+    with pytest.raises(FolderError, match="weights that have no other name, and are not those of this build"):
         built("llama3-8b", tmp_path / "out", file)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors"}
     assert {path.name for path in (tmp_path / "in").iterdir()} == {"model.safetensors"}
@@ -283,7 +283,7 @@ def test_external_data_of_elsewhere_is_refused(location: str, tmp_path: Path) ->
 
     built("llama3-8b", tmp_path / "out", checkpoint("llama3-8b", tmp_path))
     edited(tmp_path / "out", elsewhere)
-    with pytest.raises(FolderError, match="external data that is not of the build"):
+    with pytest.raises(FolderError, match="external data that is not part of the build"):
         api.verify(tmp_path / "out")
 
 

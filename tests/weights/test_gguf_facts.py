@@ -347,4 +347,4 @@ def test_a_key_of_which_nothing_is_known_is_named(tmp_path: Path) -> None:
     model = twin("llama3-8b")
     write(model, tmp_path / "model.gguf", says={"merged_by": 1.0})
     made = api.build(model, tmp_path / "out", proof=False, weights=tmp_path / "model.gguf")
-    assert made.notes[0] == "not compared, for nothing is known of them: llama.merged_by"
+    assert made.notes[0] == "not compared, because they are unknown: llama.merged_by"

@@ -99,7 +99,7 @@ def test_of_several_gguf_files_one_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(tmp_path)
     first, *names = str(caught.value).splitlines()
-    assert first.endswith("holds several GGUF files: name the one that is meant")
+    assert first.endswith("holds several GGUF files: name one of them")
     assert [name.strip() for name in names] == ["other.gguf", "x-00001-of-00002.gguf"]
     open_checkpoint(tmp_path / "other.gguf")
 
@@ -157,8 +157,8 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64
 PAGE = b"\n<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>\n"
 OLD = b"GGUF" + struct.pack("<I", 1) + bytes(16)
 FILES: dict[str, tuple[str, bytes | Callable[[Path], None], str]] = {
-    "pointer": ("model.safetensors", POINTER, "it is a git-lfs pointer, in the place of the weights: fetch them with"),
-    "page": ("model.safetensors", PAGE, "it is an HTML page, as a site gives it in the place of a file: download"),
+    "pointer": ("model.safetensors", POINTER, "it is a git-lfs pointer instead of the weights: fetch them with"),
+    "page": ("model.safetensors", PAGE, "it is an HTML page, which some sites send instead of a file: download"),
     "answer": ("model.safetensors", b'{"error": "Invalid credentials"}', "not a safetensors file: it is JSON text"),
     "archive": ("model.safetensors", b"PK\x03\x04" + bytes(99), "as torch.save writes it: pickled weights are never"),
     "another name": ("model.safetensors", b"GGUF" + bytes(99), "it is a GGUF file: call it .gguf"),

@@ -321,7 +321,7 @@ def test_a_group_holds_whole_heads() -> None:
     function = _function(GPT_NEOX.replace("heads: 4,", "heads: 4, kv_heads: 2,"))
     with pytest.raises(LayoutError, match="no 4 groups along axis 0"):
         rules(layout("gpt-neox"), function, group_sizes(function))
-    with pytest.raises(LayoutError, match="packed by heads, which is no one number"):
+    with pytest.raises(LayoutError, match="packed by heads, which differs between attentions"):
         rules(layout("gpt-neox"), function, {})
 
 
