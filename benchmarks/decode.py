@@ -23,7 +23,7 @@ import onnxruntime
 
 from blockc import api
 from blockc.graph.target import Target
-from blockc.layouts import layout
+from blockc.layouts import load_layout
 from blockc.pipeline.compiled import Compiled
 from blockc.runtime import Session
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules
@@ -42,7 +42,7 @@ def built(model: Compiled, folder: Path) -> dict[str, Path]:
     family = model.spec.top.checkpoint
     held = random_parameters(model.function, 0)
     if family is not None:
-        held = pack(rules(layout(family), model.function, group_sizes(model.function)), held)
+        held = pack(rules(load_layout(family), model.function, group_sizes(model.function)), held)
     source = folder / "model.safetensors"
     write_safetensors(source, {name: np.ascontiguousarray(a, np.float32) for name, a in held.items()})
     for name, target in TARGETS.items():
@@ -58,7 +58,7 @@ class RunLoop:
 
     def prefill(self, rows: list[list[int]]) -> None:
         self.length = 0
-        self.past = {held.past: np.zeros(held.sized(1, 0), np.float32) for held in self.model.contract.held}
+        self.past = {held.past: np.zeros(held.shape_for(1, 0), np.float32) for held in self.model.contract.held}
         self._run(rows[0])
 
     def decode(self, tokens: list[int]) -> None:

@@ -132,11 +132,13 @@ class Genai:
 def checkpoint(compiled: Any, model: Any, folder: Path) -> Path:
     """model.py's weights as a file of their family; for the models that are known whole, a folder of Hugging Face."""
     from benchmarks.peers.checkpoint import LARGE, LLAMA, SMALL
-    from blockc.layouts import layout
+    from blockc.layouts import load_layout
     from blockc.weights.rules import group_sizes, pack, rules
 
     own = {name: parameter.detach().cpu().numpy() for name, parameter in model.named_parameters()}
-    held = pack(rules(layout(compiled.spec.top.checkpoint), compiled.function, group_sizes(compiled.function)), own)
+    held = pack(
+        rules(load_layout(compiled.spec.top.checkpoint), compiled.function, group_sizes(compiled.function)), own
+    )
     folder.mkdir()
     _safetensors(folder / "model.safetensors", held)
     if facts := {"smollm2-135m": SMALL, "llama3.2-1b": LARGE}.get(compiled.spec.name):

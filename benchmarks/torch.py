@@ -34,7 +34,7 @@ from benchmarks.peers.__main__ import machine_facts
 from benchmarks.peers.render import DOCS, ROOT, digits, laid, markdown
 from blockc import api
 from blockc.bench.turns import order
-from blockc.language.spec import resolved
+from blockc.language.spec import resolve_spec
 from blockc.pipeline.compiled import Compiled
 from blockc.proof.runners import load_module
 from tests.reference.models import OUTSIDE
@@ -101,7 +101,7 @@ def sides(model: Compiled, folder: Path) -> dict[str, Side]:
     if config is None:
         raise SystemExit(f"{model.spec.top.name}: transformers has no class of it")
     torch.manual_seed(0)
-    theirs = transformers.AutoModelForCausalLM.from_config(config(resolved(model.spec)), attn_implementation="sdpa")
+    theirs = transformers.AutoModelForCausalLM.from_config(config(resolve_spec(model.spec)), attn_implementation="sdpa")
     theirs.save_pretrained(folder)
     (folder / "model.py").write_text(model.model_py(), encoding="utf-8")
     ours = load_module(folder / "model.py").Model.load(folder)
@@ -192,7 +192,7 @@ def measured(name: str, layers: int, turns: int) -> Figures:
 def reduced(name: str, layers: int, vocab: int) -> Compiled:
     """The spec with so many layers, or as many as its pattern has."""
     path = api.bundled()[name]
-    pattern = resolved(api.compile(path).spec).get("layers", {}).get("pattern", [])
+    pattern = resolve_spec(api.compile(path).spec).get("layers", {}).get("pattern", [])
     once = sum(1 if isinstance(kind, str) else sum(kind.values()) for kind in pattern)
     return api.compile(path, [f"depth={max(layers, once)}", f"vocab={vocab}"])
 

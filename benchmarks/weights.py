@@ -20,7 +20,7 @@ import numpy as np
 
 from blockc import api
 from blockc.ir import Array
-from blockc.layouts import layout
+from blockc.layouts import load_layout
 from blockc.weights.rules import group_sizes, rules
 from blockc.weights.safetensors import write_safetensors
 
@@ -52,7 +52,7 @@ sys.exit(code)
 def shards(folder: Path, spec: str | Path, count: int) -> int:
     """Random float32 tensors of the spec's layout, in that many files. (Their bytes.)"""
     model = api.compile(spec)
-    each = list(rules(layout("llama"), model.function, group_sizes(model.function)))
+    each = list(rules(load_layout("llama"), model.function, group_sizes(model.function)))
     random, placed, total = np.random.default_rng(0), dict[str, str](), 0
     for i in range(count):
         name = f"model-{i + 1:05}-of-{count:05}.safetensors"
@@ -67,7 +67,7 @@ def shards(folder: Path, spec: str | Path, count: int) -> int:
 def bf16_shards(folder: Path, spec: str | Path, count: int) -> int:
     """The same in bfloat16, which NumPy has not: one block of random bits, again and again. (Their bytes.)"""
     model = api.compile(spec)
-    layout_ = layout(model.spec.top.checkpoint or "llama")
+    layout_ = load_layout(model.spec.top.checkpoint or "llama")
     each = [(rule.name, rule.shape) for rule in rules(layout_, model.function, group_sizes(model.function))]
     block = (np.random.default_rng(0).standard_normal(1 << 24, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     for i in range(count):

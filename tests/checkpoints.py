@@ -14,7 +14,7 @@ import numpy as np
 from blockc import api
 from blockc.graph import interp
 from blockc.ir import Array
-from blockc.layouts import layout
+from blockc.layouts import load_layout
 from blockc.pipeline.compiled import Compiled
 from blockc.weights.rules import Rules, group_sizes, pack, random_parameters, rules, unpack
 from tests.paths import ROOT
@@ -30,7 +30,7 @@ def twin(name: str) -> Compiled:
 def rules_of(model: Compiled) -> Rules:
     family = model.spec.top.checkpoint
     assert family is not None
-    return rules(layout(family), model.function, group_sizes(model.function))
+    return rules(load_layout(family), model.function, group_sizes(model.function))
 
 
 def tensors(model: Compiled, seed: int = 3) -> dict[str, Array]:
@@ -113,7 +113,7 @@ def off_by(model: Compiled, onnx: Path, params: Mapping[str, Array]) -> float:
     feeds: dict[str, Array] = {
         "input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(TOKENS)[None],
     }  # fmt: skip
-    truth = interp.run(model.function, feeds, dict(params))["logits"]
+    truth = interp.interpret(model.function, feeds, dict(params))["logits"]
     options: Any = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session: Any = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])

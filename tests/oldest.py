@@ -37,7 +37,7 @@ def record(twin: Compiled, target: Target, folder: Path, only: frozenset[str]) -
         if case.labels or (contract.one_row and case.several_on_a_past):
             continue
         calls = [
-            _call(truth, case, feed.inputs, feed.columns, real.name, contract.every)
+            _call(truth, case, feed.inputs, feed.columns, real.name, contract.logits_of_every_token)
             for feed in feeds_of(contract, case)
         ]
         arrays = {f"{i} {name}": a for i, call in enumerate(calls) for name, a in call.items()}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from blockc.language.spec.classes import DOCUMENT, Keys
+from blockc.language.spec.classes import DOCUMENT, AllowedKeys
 
 
-def orders(keys: Keys = DOCUMENT, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], tuple[str, ...]]:
+def orders(keys: AllowedKeys = DOCUMENT, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Of names, the order of what stands under each, as under *; parts inside parts are those that are there."""
     if keys.named:
-        return {} if "parts" in path[:-1] else orders(keys.below("*"), (*path, "*"))
+        return {} if "parts" in path[:-1] else orders(keys.keys_below("*"), (*path, "*"))
     found = {path: keys.order} if keys.order else {}
     for key in keys.order:
-        found |= orders(keys.below(key), (*path, key))
+        found |= orders(keys.keys_below(key), (*path, key))
     return found
 
 

@@ -37,7 +37,7 @@ import typer
 from blockc import api
 from blockc.cli import app, run_guarded
 from blockc.graph.target import Target
-from blockc.ir import parameters
+from blockc.ir import parameters_of
 from blockc.products.manifest import FORMAT, MANIFEST
 from tests.checkpoints import save, tensors, twin
 from tests.paths import ROOT
@@ -71,7 +71,7 @@ def build(folder: Path) -> Path:
 
 def language() -> dict[str, list[str]]:
     """Each key of a spec by its path, with the words that may stand there."""
-    schema = api.schema()
+    schema = api.language_schema()
     found: dict[str, set[str]] = {}
 
     def walk(node: dict[str, Any], at: str, inside: frozenset[str]) -> None:
@@ -107,7 +107,7 @@ def meanings() -> dict[str, dict[str, Any]]:
 
 def meaning(path: Path) -> dict[str, Any]:
     model = api.compile(path)
-    shapes = {name: list(param.shape) for name, param in sorted(parameters(model.function).items())}
+    shapes = {name: list(param.shape) for name, param in sorted(parameters_of(model.function).items())}
     return {
         "semantic_hash": model.decoder.semantic_hash,
         "parameters": model.parameters,

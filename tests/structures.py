@@ -14,7 +14,7 @@ from typing import Any, cast
 from blockc.basics.opsets import OPSETS
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
-from blockc.ir import Function, Node, functions, is_call
+from blockc.ir import Function, Node, functions_of, is_call
 from blockc.language.spec import load
 from blockc.pipeline.compiled import Compiled, compile_spec
 from tests.paths import ROOT
@@ -45,7 +45,7 @@ def unlike_kinds() -> tuple[str, ...]:
 
 
 def _kinds(model: Compiled) -> Iterator[object]:
-    graphs = (model.function, *functions(model.function))
+    graphs = (model.function, *functions_of(model.function))
     return (_kind(n) for graph in graphs for n in graph.nodes if not is_call(n))
 
 
@@ -63,7 +63,7 @@ def twin(name: str) -> Compiled:
 
 
 def features(model: Compiled, targets: tuple[Target, ...] = ()) -> frozenset[object]:
-    graphs = (model.function, *functions(model.function))
+    graphs = (model.function, *functions_of(model.function))
     found = {("", feature) for graph in graphs for feature in _of_nodes(graph)}
     found |= {(str(target), feature) for target in targets for feature in _of_nodes(model.flatten(target))}
     return frozenset(found | {("layers", tuple(_order(model.function)))})
@@ -88,7 +88,7 @@ def _order(function: Function) -> Iterator[int]:
 
 def ops(model: Compiled, apart: bool = True) -> set[object]:
     """Every op of the function with its attributes."""
-    graphs = (model.function, *functions(model.function))
+    graphs = (model.function, *functions_of(model.function))
     return {attributes(n.op, apart) for graph in graphs for n in graph.nodes if not is_call(n)}
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
     from blockc.api.running import bench, doctor, run
     from blockc.api.tracing import Step, trace
-    from blockc.api.words import explain, schema
+    from blockc.api.words import explain, language_schema
     from blockc.authoring.newspec import NoDesignError
     from blockc.authoring.specfiles import NoSpecError
     from blockc.basics.distribution import MissingPackageError
@@ -105,13 +105,66 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Bench", "BlockcError", "Built", "Catalogue", "Checked", "CheckpointError", "Compiled", "Diff", "Finding",
-    "FolderError", "Formatted", "Health", "ImportedSpec", "Listed", "MissingPackageError", "NewSpec", "NoDesignError",
-    "NoSpecError", "NotProvedError", "Policy", "ProductError", "Proof", "Report", "RevisionError", "SessionError",
-    "Spec", "SpecError", "Step", "Target", "UsageError", "WorkerError", "bench", "build", "bundled", "check",
-    "check_files", "check_text", "compile", "diff", "doctor", "expanded", "explain", "figures", "fmt", "format_text",
-    "has_weights", "import_spec", "imported_spec", "list", "new", "policy", "run", "schema", "show", "spec_files",
-    "table", "trace", "twin", "verify", "written",
+    "Bench",
+    "BlockcError",
+    "Built",
+    "Catalogue",
+    "Checked",
+    "CheckpointError",
+    "Compiled",
+    "Diff",
+    "Finding",
+    "FolderError",
+    "Formatted",
+    "Health",
+    "ImportedSpec",
+    "Listed",
+    "MissingPackageError",
+    "NewSpec",
+    "NoDesignError",
+    "NoSpecError",
+    "NotProvedError",
+    "Policy",
+    "ProductError",
+    "Proof",
+    "Report",
+    "RevisionError",
+    "SessionError",
+    "Spec",
+    "SpecError",
+    "Step",
+    "Target",
+    "UsageError",
+    "WorkerError",
+    "bench",
+    "build",
+    "bundled",
+    "check",
+    "check_files",
+    "check_text",
+    "compile",
+    "diff",
+    "doctor",
+    "expanded",
+    "explain",
+    "figures",
+    "fmt",
+    "format_text",
+    "has_weights",
+    "import_spec",
+    "imported_spec",
+    "language_schema",
+    "list",
+    "new",
+    "policy",
+    "run",
+    "show",
+    "spec_files",
+    "table",
+    "trace",
+    "twin",
+    "verify",
+    "written",
 ]  # fmt: skip
 
 

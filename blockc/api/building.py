@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blockc.api.models import compile, twin  # noqa: A004
-from blockc.basics.distribution import packages
+from blockc.basics.distribution import require_packages
 from blockc.basics.errors import BlockcError, UsageError
-from blockc.basics.progress import Progress, silent
+from blockc.basics.progress import Progress, no_progress
 from blockc.graph.target import Target
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.products import folder
@@ -46,7 +46,7 @@ class NotProvedError(BlockcError):
         self.proof = proof
 
 
-@packages()
+@require_packages()
 def build(
     model: Compiled,
     out: Path | str | None = None,
@@ -60,7 +60,7 @@ def build(
     deep: bool = False,
     adapters: Sequence[Path | str] = (),
     force: bool = False,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> Built:
     """Writes model.py, model.onnx, graph.txt, report.json, spec.resolved.yaml, verify.json, manifest.json to `out`.
 
@@ -145,9 +145,9 @@ def _plan(
     )
 
 
-@packages()
+@require_packages()
 def verify(
-    path: Path | str, assignments: Sequence[str] = (), *, deep: bool = False, progress: Progress = silent
+    path: Path | str, assignments: Sequence[str] = (), *, deep: bool = False, progress: Progress = no_progress
 ) -> folder.CheckResult:
     """Runs the golden matrix of a spec's twin, or of the files in a build's folder.
 

@@ -12,7 +12,7 @@ from blockc.checks.checking import check_file
 from blockc.checks.checking import check_files as _check_files
 from blockc.checks.formats import FORMATS, Checked
 from blockc.checks.policy import Policy, load_policy
-from blockc.source import Finding, inert
+from blockc.source import Finding, escape_text
 
 
 def policy(path: Path | str) -> Policy:
@@ -49,7 +49,7 @@ def check_files(
 def written(checked: Sequence[Checked], form: str = "text") -> str:
     """The findings as text, json, github, sarif or junit. Raises UsageError for another format."""
     if form not in FORMATS:
-        raise UsageError(f"{inert(form)} is not a format: expected one of {', '.join(FORMATS)}")
+        raise UsageError(f"{escape_text(form)} is not a format: expected one of {', '.join(FORMATS)}")
     return FORMATS[form](checked)
 
 

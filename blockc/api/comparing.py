@@ -12,7 +12,7 @@ from blockc.diff import Diff, Side
 from blockc.diff import diff as _diff
 from blockc.diff.revision import at_revision
 from blockc.pipeline.compiled import compile_tree
-from blockc.source import MAX_BYTES, SpecError, inert, parse, read_bytes
+from blockc.source import MAX_BYTES, SpecError, escape_text, parse, read_bytes
 
 
 def diff(old: Path | str, new: Path | str | None = None, *, against: str | None = None) -> Diff:
@@ -38,7 +38,7 @@ def _side_at(path: Path, against: str) -> Side:
     """The spec at a revision. Its `expect` is not compared again."""
     kind, _, ref = against.partition(":")
     if kind != "git" or not ref:
-        raise UsageError(f"{inert(against)}: expected git:REF, such as git:HEAD")
+        raise UsageError(f"{escape_text(against)}: expected git:REF, such as git:HEAD")
     text = at_revision(path, ref, MAX_BYTES + 1)
     file = f"{against}:{path}"
     model = compile_tree(parse(text, file))

@@ -9,7 +9,7 @@ from blockc.authoring.newspec import Sizes, budget_of, new_spec
 from blockc.authoring.specfiles import spec_file
 from blockc.basics.errors import UsageError
 from blockc.language.spec.keys import name_fault
-from blockc.source import inert, read
+from blockc.source import escape_text, read_tree
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def new(name: str, like: Path | str, parameters: str | float | None = None) -> N
     Without a budget it has the sizes of the other spec. Raises NoDesignError if no design is within 3 percent.
     """
     if fault := name_fault(name):
-        raise UsageError(f"{inert(name)}: {fault}")
+        raise UsageError(f"{escape_text(name)}: {fault}")
     budget = None if parameters is None else budget_of(parameters)
     family = spec_file(like)
-    text, sizes, counted = new_spec(name, read(family), family.stem, budget)
+    text, sizes, counted = new_spec(name, read_tree(family), family.stem, budget)
     return NewSpec(name, text, sizes, counted, budget)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from blockc.authoring.specfiles import find_bundled, spec_file, write_whole
 from blockc.basics.errors import UsageError
-from blockc.language.fmt import formatted
-from blockc.source import inert, read_bytes
+from blockc.language.fmt import format_spec
+from blockc.source import escape_text, read_bytes
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class Formatted:
 
 def format_text(text: str, file: str = "<text>") -> str:
     """Formats a spec's text: keys in order, numbers at their shortest. Raises SpecError, which names `file`."""
-    return formatted(text.encode(), file).decode()
+    return format_spec(text.encode(), file).decode()
 
 
 def fmt(path: Path | str, *, write: bool = True) -> Formatted:
     """Formats a spec file, in place unless `write` is False. Values and comments stay."""
     file = spec_file(path)
     if write and find_bundled(str(path)) is not None:
-        raise UsageError(f"{inert(str(path))}: comes with blockc, and is not overwritten: give write=False")
+        raise UsageError(f"{escape_text(str(path))}: comes with blockc, and is not overwritten: give write=False")
     old = read_bytes(file)
-    made = Formatted(str(file), old, formatted(old, str(file)))
+    made = Formatted(str(file), old, format_spec(old, str(file)))
     if write and made.changed:
         if file.is_symlink():
-            raise UsageError(f"{inert(str(file))}: is a link; format the file that it leads to")
+            raise UsageError(f"{escape_text(str(file))}: is a link; format the file that it leads to")
         write_whole(file, made.after.decode(), file.stat().st_mode & 0o7777)
     return made

@@ -9,7 +9,7 @@ from typing import Any
 
 from blockc.authoring.specfiles import files_at
 from blockc.basics.distribution import layout_names, model_types, specs
-from blockc.source import plain, read
+from blockc.source import read_tree, to_plain
 
 FORMAT = 1  # of the JSON
 
@@ -61,5 +61,5 @@ def list() -> Catalogue:  # noqa: A001
 
 def _row(name: str, path: Path) -> Listed:
     """A spec's figures. Parameters are read from `expect`, which the tests compare for every bundled spec."""
-    keys: Any = plain(read(path))
+    keys: Any = to_plain(read_tree(path))
     return Listed(name, keys["expect"]["parameters"], keys["width"], keys["depth"], keys["context"])

@@ -10,12 +10,12 @@ from blockc.authoring.specfiles import NoSpecError, model_file
 from blockc.basics.errors import CheckpointError, UsageError
 from blockc.checks.checking import find_misses
 from blockc.graph.shrink import shrink
-from blockc.importing import config_file, read_config
-from blockc.layouts import layout
+from blockc.importing import find_config, import_config_file
+from blockc.layouts import load_layout
 from blockc.pipeline.compiled import Compiled, compile_spec, compile_tree
-from blockc.report import Report, report
-from blockc.report.sizes import byte_size
-from blockc.source import Finding, MappingNode, SpecError, inert, override, read
+from blockc.report import Report, make_report
+from blockc.report.sizes import parse_size
+from blockc.source import Finding, MappingNode, SpecError, escape_text, override, read_tree
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.rules import group_sizes, match_tensors, misfit_error, rules
 
@@ -38,10 +38,10 @@ def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # n
 
 def _read_tree(path: Path) -> tuple[MappingNode, tuple[Finding, ...]]:
     """(The spec; the warnings of its import, if it is imported.)"""
-    config = config_file(path)
+    config = find_config(path)
     if config is None:
-        return read(path), ()
-    imported = read_config(config)
+        return read_tree(path), ()
+    imported = import_config_file(config)
     return imported.tree, imported.warnings
 
 
@@ -68,7 +68,7 @@ def import_spec(path: Path | str) -> str:
 def imported_spec(path: Path | str) -> ImportedSpec:
     """The same, with the warnings of the import."""
     file = _find_config(Path(path))
-    imported = read_config(file)
+    imported = import_config_file(file)
     model = compile_tree(imported.tree)
     if found := find_misses(model):
         raise SpecError(found)
@@ -82,9 +82,9 @@ def imported_spec(path: Path | str) -> ImportedSpec:
 
 def _find_config(path: Path) -> Path:
     if not path.exists():
-        raise NoSpecError(f"{inert(str(path))}: no such file or folder")
-    if (file := config_file(path)) is None:
-        raise NoSpecError(f"{inert(str(path))}: no config.json, nor a folder with one{_gguf_hint(path)}")
+        raise NoSpecError(f"{escape_text(str(path))}: no such file or folder")
+    if (file := find_config(path)) is None:
+        raise NoSpecError(f"{escape_text(str(path))}: no config.json, nor a folder with one{_gguf_hint(path)}")
     return file
 
 
@@ -92,7 +92,7 @@ def _gguf_hint(path: Path) -> str:
     """A hint for a GGUF file, or a folder with one; else empty."""
     if path.suffix != ".gguf" and not any(path.glob("*.gguf")):
         return ""
-    return f"; a GGUF file is read as the weights of a spec: `blockc build SPEC --weights {inert(str(path))}`"
+    return f"; a GGUF file is read as the weights of a spec: `blockc build SPEC --weights {escape_text(str(path))}`"
 
 
 def _check_weights(model: Compiled, folder: Path) -> None:
@@ -101,7 +101,7 @@ def _check_weights(model: Compiled, folder: Path) -> None:
         raise CheckpointError(f"{folder}: no layout describes the tensors of this model: import config.json alone")
     held = open_checkpoint(folder)
     says = held.find_misfits(model.function, model.spec.top.context)
-    named = layout(model.spec.top.checkpoint or "")
+    named = load_layout(model.spec.top.checkpoint or "")
     match = match_tensors(rules(named, model.function, group_sizes(model.function)), held.tensors)
     if faults := [*says, *match.faults]:
         raise misfit_error(faults)
@@ -120,7 +120,7 @@ def figures(
     `device_memory` is a number of bytes, or a size such as "80GB". Raises UsageError for a wrong size or dtype.
     """
     memory = _parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
-    return report(
+    return make_report(
         model.spec,
         model.decoder,
         model.function,
@@ -133,30 +133,30 @@ def figures(
 
 def _parse_bytes(text: str) -> int:
     try:
-        return byte_size(text)
+        return parse_size(text)
     except UsageError as error:
-        raise UsageError(f"{inert(text)}: {error}", "device_memory") from None
+        raise UsageError(f"{escape_text(text)}: {error}", "device_memory") from None
 
 
 def show(model: Compiled, figured: Report | None = None) -> str:
     """The block drawn in text, the table of its matrices, and its figures."""
-    from blockc.report.show import text
+    from blockc.report.show import report_text
 
-    return text(model.spec, model.decoder, figured or figures(model))
+    return report_text(model.spec, model.decoder, figured or figures(model))
 
 
 def expanded(model: Compiled) -> str:
     """The block algebra of the model's layers, as text."""
-    from blockc.report.show import expanded as text
+    from blockc.report.show import expanded_text
 
-    return text(model.decoder)
+    return expanded_text(model.decoder)
 
 
 def table(figured: Sequence[Report]) -> str:
     """A table with a row for each model."""
-    from blockc.report.show import rows
+    from blockc.report.show import report_rows
 
-    return rows(figured)
+    return report_rows(figured)
 
 
 def twin(model: Compiled) -> Compiled:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blockc.basics.distribution import packages
+from blockc.basics.distribution import require_packages
 from blockc.basics.errors import UsageError
 from blockc.graph.target import Provider
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from blockc.checks.doctor import Health
 
 
-@packages("run")
+@require_packages("run")
 def run(
     folder: Path | str,
     prompts: Sequence[str],
@@ -67,7 +67,7 @@ def _quiet(_: str) -> None:
     """Says nothing."""
 
 
-@packages("cpu")
+@require_packages("cpu")
 def bench(
     folder: Path | str,
     against: Sequence[Path | str] = (),

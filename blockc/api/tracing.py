@@ -10,7 +10,7 @@ import numpy as np
 from blockc.basics.errors import UsageError
 from blockc.graph import interp
 from blockc.graph.contract import IDS, MASK, POSITIONS
-from blockc.ir import Array, Function, Value, called, is_call
+from blockc.ir import Array, Function, Value, callee_of, is_call
 from blockc.ops import Add
 from blockc.pipeline.compiled import Compiled
 from blockc.weights.rules import random_parameters
@@ -46,7 +46,7 @@ def trace(model: Compiled, tokens: Sequence[int], seed: int = 0) -> list[Step]:
     inputs = {IDS: ids, MASK: np.ones_like(ids), POSITIONS: np.arange(len(tokens))[None]}
     wanted = list(_additions(model.function))
     seen: dict[str, Array] = {}
-    interp.run(model.function, inputs, random_parameters(model.function, seed), seen.__setitem__)
+    interp.interpret(model.function, inputs, random_parameters(model.function, seed), seen.__setitem__)
     return [Step(name, seen[name][0]) for name in wanted]
 
 
@@ -56,7 +56,7 @@ def _additions(root: Function) -> Iterator[str]:
     if layers:
         yield layers[0].inputs[0].name
     for layer in layers:
-        function = called(layer)
+        function = callee_of(layer)
         inner = {
             v.node for n in function.nodes if isinstance(n.op, Add) for v in n.inputs if _is_partial_sum(function, v)
         }

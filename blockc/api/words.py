@@ -6,8 +6,8 @@ from typing import Any
 
 from blockc.basics.errors import UsageError
 from blockc.diagnostics import CODES
-from blockc.diagnostics.pages import entry, listed
-from blockc.source import inert, suggest
+from blockc.diagnostics.pages import code_entry, code_list
+from blockc.source import escape_text, suggest
 
 LONGEST = 1000  # characters of a wrong code in a message
 
@@ -15,12 +15,12 @@ LONGEST = 1000  # characters of a wrong code in a message
 def explain(code: str | None = None) -> str:
     """What a finding's code means, with a wrong and a right example; without a code, the list of all codes."""
     if code is None:
-        return listed()
+        return code_list()
     name = code.upper()
     if name not in CODES:
         near = _near(name)
-        raise UsageError(f"{inert(code, LONGEST)} is not a code" + (f"; did you mean {near}?" if near else ""))
-    return entry(CODES[name])
+        raise UsageError(f"{escape_text(code, LONGEST)} is not a code" + (f"; did you mean {near}?" if near else ""))
+    return code_entry(CODES[name])
 
 
 def _near(name: str) -> str | None:
@@ -30,8 +30,8 @@ def _near(name: str) -> str | None:
     return same if digits.isdecimal() and same in CODES else suggest(name, CODES)
 
 
-def schema() -> dict[str, Any]:
+def language_schema() -> dict[str, Any]:
     """The JSON schema of the spec language."""
-    from blockc.language.spec.schema import schema
+    from blockc.language.spec.schema import language_schema
 
-    return schema()
+    return language_schema()

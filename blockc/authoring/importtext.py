@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from blockc.authoring.newspec import format_key
 from blockc.checks.advice import is_beyond_scaling
-from blockc.importing import CONFIG, Imported
-from blockc.language.fmt import formatted
+from blockc.importing import CONFIG, ImportResult
+from blockc.language.fmt import format_spec
 from blockc.pipeline.compiled import Compiled
 from blockc.report.graph import Graph
-from blockc.report.memory import growth
-from blockc.source import plain
+from blockc.report.memory import bytes_per_token
+from blockc.source import to_plain
 
 
-def imported_spec_text(imported: Imported, model: Compiled, weighed: bool) -> str:
+def imported_spec_text(imported: ImportResult, model: Compiled, weighed: bool) -> str:
     """The spec with its computed figures. `weighed`: a checkpoint's tensors were compared with them."""
-    data = {key: _shorten(plain(entry.value)) for key, entry in imported.tree.entries.items()}
+    data = {key: _shorten(to_plain(entry.value)) for key, entry in imported.tree.entries.items()}
     kinds, graph = model.spec.kinds, Graph(model.function, model.decoder.kinds)
-    expect = {"parameters": model.parameters, "kv_values_per_token": growth(graph, 1)}
+    expect = {"parameters": model.parameters, "kv_values_per_token": bytes_per_token(graph, 1)}
     expect |= {"context": model.spec.top.context} if is_beyond_scaling(model) else {}
     data["expect"] = {**expect, **({"layers": kinds} if len(kinds) > 1 else {})}
     by = "as the checkpoint's tensors have them" if weighed else "as computed from these sizes"
@@ -25,7 +25,7 @@ def imported_spec_text(imported: Imported, model: Compiled, weighed: bool) -> st
         written += [f"# parameters: {by}"] if key == "expect" else ()
         written += _block_lines(key, value)
     written[0] += f"  # imported from a {CONFIG} of model_type {imported.model_type}"
-    return formatted("\n".join([*written, ""]).encode(), "spec").decode()
+    return format_spec("\n".join([*written, ""]).encode(), "spec").decode()
 
 
 def _block_lines(key: str, value: object) -> list[str]:

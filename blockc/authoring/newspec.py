@@ -18,13 +18,13 @@ from functools import cache
 from typing import Any
 
 from blockc.basics.errors import BlockcError, UsageError
-from blockc.graph.build import build
-from blockc.ir import parameters
+from blockc.graph.build import build_graph
+from blockc.ir import parameters_of
 from blockc.language.algebra import elaborate
-from blockc.language.fmt import number
+from blockc.language.fmt import shorten_number
 from blockc.language.spec import Document, Spec, from_tree
-from blockc.source import MappingNode, SpecError, inert, parse, plain
-from blockc.source.text import resolve
+from blockc.source import MappingNode, SpecError, escape_text, parse, to_plain
+from blockc.source.text import resolve_scalar
 
 NEAR = 0.03  # of the budget
 TILE = 64  # widths are multiples of it, and of twice that from 1024 on
@@ -97,13 +97,13 @@ class Family:
 
     def _count(self, sizes: Sizes) -> int:
         try:
-            function = build(elaborate(_read_spec(self.with_sizes(sizes))))
+            function = build_graph(elaborate(_read_spec(self.with_sizes(sizes))))
         except SpecError as error:  # its places are in a generated text
             why = error.findings[0].message
             raise NoDesignError(
                 f"a design of {self.name}'s ratios and width {sizes.width} would be wrong: {why}"
             ) from None
-        return sum(param.learned for param in parameters(function).values())
+        return sum(param.learned for param in parameters_of(function).values())
 
 
 def read_family(tree: MappingNode, name: str) -> Family:
@@ -121,14 +121,14 @@ def read_family(tree: MappingNode, name: str) -> Family:
     if spec.top.layers and (spec.top.layers.first or spec.top.layers.last):
         raise NoDesignError(f"{name} has first or last layers, so its depth is not a multiple of a pattern")
     assert layer.attention is not None
-    attention = layer.attention.resolved(spec.top.width)
+    attention = layer.attention.resolve(spec.top.width)
     heads, kv_heads, head_dim = attention.heads, attention.kv_heads or attention.heads, attention.head_dim or 0
     sizes = Sizes(spec.top.width, spec.top.depth, heads, kv_heads, head_dim, layer.mlp.width)
     return Family(name, _limit_context(data), sizes, _tile(data))
 
 
 def _plain_keys(tree: MappingNode) -> dict[str, Any]:
-    data: Any = plain(tree)
+    data: Any = to_plain(tree)
     return data
 
 
@@ -170,7 +170,9 @@ def find_nearest(family: Family, budget: float) -> tuple[Sizes, int]:
             return min(near, key=lambda each: _distance(family, budget, *each))
         counted += [best] if best else []
         best = min(counted, key=lambda each: abs(each[1] / budget - 1)) if counted else None
-    message = f"no design of {family.name}'s ratios has {number(repr(float(budget)))} parameters within {NEAR:.0%}"
+    message = (
+        f"no design of {family.name}'s ratios has {shorten_number(repr(float(budget)))} parameters within {NEAR:.0%}"
+    )
     raise NoDesignError(message + (f"; the nearest has {best[1]:,}" if best else ""))
 
 
@@ -267,7 +269,7 @@ def _comments(family: Family, sizes: Sizes, budget: float | None, counted: int) 
         f"# The ratios of {family.name}: {said}, {own.heads // own.kv_heads} to a key-value head,",
         f"# mlp.width {sizes.mlp / sizes.width:.4g} x width (there {own.mlp / own.width:.4g}), "
         f"width {sizes.aspect:.4g} x depth (there {own.aspect:.4g})",
-        f"# The budget: {number(repr(float(budget)))} parameters; this has {counted / budget - 1:+.1%}",
+        f"# The budget: {shorten_number(repr(float(budget)))} parameters; this has {counted / budget - 1:+.1%}",
     ]
 
 
@@ -286,12 +288,12 @@ def _flow_text(value: Any) -> str:
         case list():
             return "[" + ", ".join(map(_flow_text, value)) + "]"
         case str():
-            bare = re.fullmatch(r"[A-Za-z0-9][\w.+-]*", value, re.ASCII) and resolve(value) == value
+            bare = re.fullmatch(r"[A-Za-z0-9][\w.+-]*", value, re.ASCII) and resolve_scalar(value) == value
             return value if bare else json.dumps(value, ensure_ascii=False)
         case bool():
             return "true" if value else "false"
         case _:
-            return number(repr(value))
+            return shorten_number(repr(value))
 
 
 def _read_spec(data: dict[str, Any]) -> Spec:
@@ -304,7 +306,7 @@ def budget_of(said: str | float) -> float:
     found = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e\+?[0-9]{1,2})?)([KMGBT]?)", text, re.IGNORECASE)
     number = float(found[1]) * UNITS[found[2].upper()] if found else 0.0
     if not 1e3 <= number <= 1e15:
-        raise UsageError(f"{inert(str(said))}: expected {BUDGET}", "parameters")
+        raise UsageError(f"{escape_text(str(said))}: expected {BUDGET}", "parameters")
     return number
 
 

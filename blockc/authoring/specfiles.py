@@ -13,7 +13,7 @@ from pathlib import Path
 
 from blockc.basics.distribution import specs
 from blockc.basics.errors import UsageError
-from blockc.source import PATH_SHOWN, inert, suggest
+from blockc.source import PATH_SHOWN, escape_text, suggest
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -44,7 +44,7 @@ def spec_file(path: Path | str) -> Path:
     if (found := find_bundled(str(path))) is not None:
         return found
     if path.is_dir():
-        raise NoSpecError(f"{inert(str(path), PATH_SHOWN)}: is a folder, expected one spec")
+        raise NoSpecError(f"{escape_text(str(path), PATH_SHOWN)}: is a folder, expected one spec")
     if not path.exists():
         raise NoSpecError(missing_message(str(path)))
     return path
@@ -52,10 +52,10 @@ def spec_file(path: Path | str) -> Path:
 
 def model_file(path: Path | str) -> Path:
     """The file of a spec as above, or a path to import: a config.json or a folder with one."""
-    from blockc.importing import config_file  # which the other words need not wait for
+    from blockc.importing import find_config  # which the other words need not wait for
 
     path = Path(path)
-    return path if config_file(path) is not None and path.exists() else spec_file(path)
+    return path if find_config(path) is not None and path.exists() else spec_file(path)
 
 
 def missing_message(word: str) -> str:
@@ -67,8 +67,8 @@ def missing_message(word: str) -> str:
         more = ""
     else:
         near, more = suggest(name, specs()), "; `blockc list` names the specs that come with blockc"
-    return f"{inert(word, PATH_SHOWN)}: no such file or folder" + (
-        f"; did you mean {inert(near, PATH_SHOWN)}?" if near else more
+    return f"{escape_text(word, PATH_SHOWN)}: no such file or folder" + (
+        f"; did you mean {escape_text(near, PATH_SHOWN)}?" if near else more
     )
 
 
@@ -107,10 +107,10 @@ def refuse_config(word: str) -> None:
     """Raises NoSpecError for a config.json or a folder with one, where a spec file is needed."""
     if not word.endswith(".json") and not os.path.isdir(word):
         return
-    from blockc.importing import config_file  # which the other words need not wait for
+    from blockc.importing import find_config  # which the other words need not wait for
 
-    if (file := config_file(Path(word))) is not None and file.exists():
-        shown = inert(word, PATH_SHOWN)
+    if (file := find_config(Path(word))) is not None and file.exists():
+        shown = escape_text(word, PATH_SHOWN)
         held = "has a config.json, not a spec" if file != Path(word) else "a .json file is a model's config, not a spec"
         raise NoSpecError(f"{shown}: {held}: `blockc import {shown}` writes its spec")
 

@@ -1,4 +1,4 @@
-"""What comes with an installed blockc, and how what does not is installed.
+"""What an installed blockc brings with it, and the commands that install the rest.
 
 The name in the public index is not ours yet. Until it is, an extra is installed from a clone, and each message says
 so.
@@ -32,50 +32,50 @@ EXTRAS = {
 WITH_CUDA = "onnxruntime-gpu[cuda,cudnn]"  # what the extra cuda brings
 
 
-def pip(*words: str) -> str:
-    """The command that installs packages, as a message has it. Every message that names one has it from here."""
+def pip_command(*words: str) -> str:
+    """The command that installs packages, as messages print it. Every message takes it from here."""
     return f"`pip install {shlex.join(words)}`"
 
 
-def extra(*names: str) -> str:
+def extra_command(*names: str) -> str:
     """The command that installs blockc with these extras, and where it works."""
     extras = f"[{','.join(names)}]" if names else ""
-    return pip(f"{NAME}{extras}") if PUBLISHED else f"{pip(f'.{extras}')} in a clone of {NAME}"
+    return pip_command(f"{NAME}{extras}") if PUBLISHED else f"{pip_command(f'.{extras}')} in a clone of {NAME}"
 
 
-def missing(package: str | None, wanted: str | None = None) -> str:
+def missing_message(package: str | None, wanted: str | None = None) -> str:
     """The message for a package that cannot be imported. `wanted` is the extra for the whole task, if there is one."""
     if name := wanted or EXTRAS.get((package or "").partition(".")[0]):
-        return f"the package {package} is missing: {extra(name)}"
-    return f"the package {package} is missing, which comes with {NAME}: {extra()}"
+        return f"the package {package} is missing: {extra_command(name)}"
+    return f"the package {package} is missing, which comes with {NAME}: {extra_command()}"
 
 
 class MissingPackageError(BlockcError, ImportError):
-    """A package that this wants is not installed. The message says how it is."""
+    """A package that is needed is not installed. The message says how to install it."""
 
 
 @contextmanager
-def packages(wanted: str | None = None) -> Generator[None]:
-    """Around what imports packages that are not installed with blockc; also on top of a function, as @packages()."""
+def require_packages(wanted: str | None = None) -> Generator[None]:
+    """Turns a failed import in its block, or in a function that it decorates, into a MissingPackageError."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise MissingPackageError(missing(error.name, wanted), name=error.name) from error
+        raise MissingPackageError(missing_message(error.name, wanted), name=error.name) from error
 
 
 def layout_names() -> tuple[str, ...]:
     """The checkpoint layouts that a spec can name."""
-    return _names("layouts")
+    return _yaml_names("layouts")
 
 
 def model_types() -> tuple[str, ...]:
     """The model types whose config.json is imported."""
-    return _names("layouts", "config")
+    return _yaml_names("layouts", "config")
 
 
 @cache
-def _names(*folder: str) -> tuple[str, ...]:
-    """Of the YAML files there; one that begins with _ is a part of the others."""
+def _yaml_names(*folder: str) -> tuple[str, ...]:
+    """The names of the YAML files in a folder; a file that begins with _ is shared by the others."""
     found = (entry.name for entry in files("blockc").joinpath(*folder).iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml") and name[0] != "_"))
 

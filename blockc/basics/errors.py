@@ -8,11 +8,11 @@ SHOWN = 20  # names of a list that are written out
 
 
 class BlockcError(Exception):
-    """Something that blockc was given, or found, is not as it must be. str() says what and where, in whole lines."""
+    """The base of all errors of blockc. str() says what is wrong and where, in whole lines."""
 
 
 class UsageError(BlockcError, ValueError):
-    """What was asked for cannot be, whatever lies in files: a word that is no name, a number out of its range.
+    """A request that cannot be met, whatever the files hold: an unknown name, a number out of its range.
 
     `option` is the argument at fault, which the message begins with; on the command line it is an option.
     """
@@ -23,20 +23,20 @@ class UsageError(BlockcError, ValueError):
 
     @property
     def as_typed(self) -> str:
-        """The message with the option as the command line has it: --top-k for top_k."""
+        """The message with the option as it is typed on the command line: --top-k for top_k."""
         return f"--{self.option.replace('_', '-')} {self.message}" if self.option else self.message
 
 
-def listed(lines: Sequence[str], shown: int = SHOWN) -> list[str]:
-    """The first lines, and one that counts the others: no message grows with a checkpoint."""
+def shorten(lines: Sequence[str], shown: int = SHOWN) -> list[str]:
+    """The first lines, and one that counts the rest, so that no message grows with a checkpoint."""
     left = len(lines) - shown
     return [*lines] if left <= 0 else [*lines[:shown], f"and {left:,} more"]
 
 
 class CheckpointError(BlockcError):
-    """Weights that are not what they should be: a file at fault, or tensors that do not fit the rules."""
+    """Weights that cannot be used: a broken file, or tensors that do not fit the rules."""
 
 
-def shown(name: object) -> str:
-    """A text from a file, without what a terminal would act on."""
+def escape(name: object) -> str:
+    """A text from a file as ASCII, with escapes for control characters; at most 200 characters."""
     return ascii(str(name))[1:-1][:200]

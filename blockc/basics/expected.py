@@ -1,4 +1,4 @@
-"""What was expected where pydantic took a value for wrong, in words of ours: none of its own reach a user."""
+"""What was expected where pydantic refuses a value, in our own words: users never see pydantic's."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ _BOUNDS = {
 _THEIRS = frozenset(get_args(ErrorType))
 
 
-def expected(error: Mapping[str, Any]) -> str:
-    """Of one of `ValidationError.errors()`. An error that a validator of ours raises speaks for itself."""
+def describe_expected(error: Mapping[str, Any]) -> str:
+    """What one of `ValidationError.errors()` expected. An error that our own validator raises has its own message."""
     kind, context = error["type"], error.get("ctx", {})
     if kind in _BOUNDS:
         word, key = _BOUNDS[kind]
         bound = context[key]
         return f"{word} {bound if isinstance(bound, int) else format(bound, 'g')}"
     if kind == "literal_error":
-        words = literals(error)
+        words = literal_words(error)
         return words[0] if len(words) == 1 else "one of " + ", ".join(words)
     if kind in _KINDS:
         return _KINDS[kind]
     return "another value" if kind in _THEIRS else str(error["msg"])
 
 
-def literals(error: Mapping[str, Any]) -> list[str]:
-    """The words of a Literal, which pydantic lists as 'a', 'b' or 'c', and false as Python has it."""
+def literal_words(error: Mapping[str, Any]) -> list[str]:
+    """The words of a Literal. Pydantic lists them as 'a', 'b' or 'c', and writes False for false."""
     listed = str(error["ctx"]["expected"]).replace("'", "").replace("False", "false")
     return listed.replace(" or ", ", ").split(", ")

@@ -1,8 +1,8 @@
-"""The float types of models: one line each, from which every other list of them is made. No NumPy, so that it is light.
+"""The float types of models: one line each, and every other list of them is made from it. It imports no NumPy.
 
-Beside them stand the integers that a graph's own parameters may be of.
+The integer types that a graph's own parameters may have stand beside them.
 
-A new one is a word of `Dtype` and a line of `FLOATS`; `ort/kernels.py` says which kernels take it.
+A new float type is a word of `FloatType` and a line of `FLOATS`; `ort/kernels.py` says which kernels take it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Dtype = Literal["fp32", "bf16", "fp16"]
-Counted = Literal[Dtype, "fp8", "int8"]  # what figures count in, too: no model is built in the others
+FloatType = Literal["fp32", "bf16", "fp16"]
+StorageType = Literal[FloatType, "fp8", "int8"]  # sizes are counted in fp8 and int8 too, but no model is built in them
 
 
 @dataclass(frozen=True)
-class Number:
-    """A type of stored numbers, and what it is called elsewhere."""
+class NumberFormat:
+    """A type of stored numbers, and its name in other formats."""
 
     bytes: int
     safetensors: str
@@ -27,43 +27,43 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Float(Number):
-    """One that a model may compute in."""
+class FloatFormat(NumberFormat):
+    """A float type that a model may compute in."""
 
     largest: float
     smallest: float  # normal: below, digits are lost
 
     @property
     def as_bits(self) -> bool:
-        """NumPy has no such float: its numbers lie in arrays as unsigned integers."""
+        """Whether NumPy has no such float, so that arrays hold its bits as unsigned integers."""
         return "u" in self.numpy
 
     def holds(self, number: float) -> bool:
-        """Whether it is 0, or within the range in which the type keeps all its digits."""
+        """Whether the number is 0, or in the range in which the type keeps all its digits."""
         return number == 0 or self.smallest <= abs(number) <= self.largest
 
 
-FLOATS: Mapping[Dtype, Float] = {
-    "fp32": Float(4, "F32", "<f4", 1, "tensor(float)", 3.4028234663852886e38, 1.1754943508222875e-38),
-    "bf16": Float(2, "BF16", "<u2", 16, "tensor(bfloat16)", 3.3895313892515355e38, 1.1754943508222875e-38),
-    "fp16": Float(2, "F16", "<f2", 10, "tensor(float16)", 65504.0, 6.103515625e-05),
+FLOATS: Mapping[FloatType, FloatFormat] = {
+    "fp32": FloatFormat(4, "F32", "<f4", 1, "tensor(float)", 3.4028234663852886e38, 1.1754943508222875e-38),
+    "bf16": FloatFormat(2, "BF16", "<u2", 16, "tensor(bfloat16)", 3.3895313892515355e38, 1.1754943508222875e-38),
+    "fp16": FloatFormat(2, "F16", "<f2", 10, "tensor(float16)", 65504.0, 6.103515625e-05),
 }
-INTEGERS: Mapping[str, Number] = {  # by the graph's own words
-    "int": Number(8, "I64", "<i8", 7, "tensor(int64)"),
-    "int32": Number(4, "I32", "<i4", 6, "tensor(int32)"),
-    "int8": Number(1, "I8", "|i1", 3, "tensor(int8)"),
-    "uint8": Number(1, "U8", "|u1", 2, "tensor(uint8)"),
-    "bool": Number(1, "BOOL", "|b1", 9, "tensor(bool)"),
+INTEGERS: Mapping[str, NumberFormat] = {  # by the graph's own words
+    "int": NumberFormat(8, "I64", "<i8", 7, "tensor(int64)"),
+    "int32": NumberFormat(4, "I32", "<i4", 6, "tensor(int32)"),
+    "int8": NumberFormat(1, "I8", "|i1", 3, "tensor(int8)"),
+    "uint8": NumberFormat(1, "U8", "|u1", 2, "tensor(uint8)"),
+    "bool": NumberFormat(1, "BOOL", "|b1", 9, "tensor(bool)"),
 }
 
 
-def float_of(dtype: str, own: Dtype) -> Dtype:
+def float_of(dtype: str, own: FloatType) -> FloatType:
     """Which float type a graph's float dtype is, in a model that computes in `own`."""
     return "fp32" if dtype == "float32" else own
 
 
-def stored_as(dtype: str, own: Dtype) -> Number:
-    """What a graph's dtype is stored as, in a model that computes in `own`."""
+def format_of(dtype: str, own: FloatType) -> NumberFormat:
+    """The format in which a graph's dtype is stored, in a model that computes in `own`."""
     return INTEGERS[dtype] if dtype in INTEGERS else FLOATS[float_of(dtype, own)]
 
 

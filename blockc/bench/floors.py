@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from blockc.basics.floats import Dtype, stored_as
+from blockc.basics.floats import FloatType, format_of
 from blockc.graph.target import Target
 from blockc.ir import Function, Node
 from blockc.ops import Embed, Linear
 from blockc.pipeline.compiled import Compiled
-from blockc.report import report
-from blockc.report.graph import Scores, flops, holds_scores, mask_of
+from blockc.report import make_report
+from blockc.report.graph import Scores, flops_of, holds_scores, mask_of
 
 Shape = tuple[int, int]
 _TIMED = 4  # distinct matrices whose products are timed
@@ -29,18 +29,18 @@ class Work:
     """The work of a model for one row: bytes that a step reads, FLOPs of a prompt."""
 
     model: Compiled
-    dtype: Dtype
+    dtype: FloatType
 
     @property
     def weights(self) -> int:
         """Bytes of the parameters that a step reads completely."""
         read = {param for n in self._served.nodes if not isinstance(n.op, Embed) for param in n.params}
-        return sum(param.size * stored_as(param.dtype, self.dtype).bytes for param in read)
+        return sum(param.size * format_of(param.dtype, self.dtype).bytes for param in read)
 
     def cache(self, context: int) -> int:
         """Bytes of keys and values that a step reads after `context` tokens, or within its window."""
         model = self.model
-        figures = report(model.spec, model.decoder, model.function, context=context, dtype=self.dtype)
+        figures = make_report(model.spec, model.decoder, model.function, context=context, dtype=self.dtype)
         return figures.kv_cache.bytes.ring_buffer
 
     def flops(self, tokens: int) -> int:
@@ -70,7 +70,7 @@ def _flops(n: Node, tokens: int) -> int:
     """FLOPs of a node; in causal attention, masked pairs are not counted."""
     sizes = {"B": 1, "S": tokens, "P": 0}
     if not holds_scores(n):
-        return flops(n, sizes)
-    seen = Scores("", flops(n, {"B": 1, "S": 1, "P": 0}), *mask_of(n))
+        return flops_of(n, sizes)
+    seen = Scores("", flops_of(n, {"B": 1, "S": 1, "P": 0}), *mask_of(n))
     queries = n.types[0].shape[2].at(sizes)
     return seen.pair_flops * (seen.pairs(tokens) if queries == tokens else seen.keys(tokens))

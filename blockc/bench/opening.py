@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from blockc.basics.jsonfile import FileError, json_object
-from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, Contract, Held, Port, past_of, present_name
+from blockc.basics.jsonfile import FileError, read_json_object
+from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, Contract, Port, StatePort, past_of, present_name
 from blockc.graph.target import Provider
 from blockc.products.manifest import MANIFEST, MODEL
 from blockc.runtime import Session, SessionError
@@ -130,7 +130,7 @@ def _refuse_names(folder: Path, names: Sequence[str], outputs: dict[str, Any]) -
         raise SessionError(f"{folder / MODEL}: no output is called {absent[0]}")
 
 
-def _state_of(folder: Path, value: Any, shared: bool) -> Held:
+def _state_of(folder: Path, value: Any, shared: bool) -> StatePort:
     heads, head_dim = value.shape[1], value.shape[3]
     if not isinstance(head_dim, int):  # genai's builder writes a name there
         head_dim = _genai_count(folder, "decoder", "head_size")
@@ -138,7 +138,7 @@ def _state_of(folder: Path, value: Any, shared: bool) -> Held:
         raise SessionError(f"{folder / MODEL}: {value.name} is {value.shape}: expected heads and head_dim as numbers")
     number, state = past_of(value.name) or (0, "")
     shape = ("B", heads, "P", head_dim)
-    return Held(value.name, present_name(number, state), number, state, "float", shape, 2, shared)
+    return StatePort(value.name, present_name(number, state), number, state, "float", shape, 2, shared)
 
 
 def _is_past(name: str) -> bool:
@@ -148,7 +148,7 @@ def _is_past(name: str) -> bool:
 def _genai_count(folder: Path, *keys: str) -> int | None:
     """A number from genai_config.json, or None. Raises SessionError if the file is not JSON."""
     try:
-        found: Any = json_object(folder / "genai_config.json")
+        found: Any = read_json_object(folder / "genai_config.json")
     except FileNotFoundError:
         return None
     except FileError as error:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from blockc.basics.distribution import missing
+from blockc.basics.distribution import missing_message
 from blockc.basics.errors import BlockcError
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Worker:
         except (ValueError, TypeError):
             raise WorkerError(f"{self.name}: answered {line[:80]!r}, which is not a JSON object") from None
         if "error" in answer:
-            why = missing(str(answer["missing"]), "cpu") if "missing" in answer else answer["error"]
+            why = missing_message(str(answer["missing"]), "cpu") if "missing" in answer else answer["error"]
             raise WorkerError(f"{self.name}: {why}", bool(answer.get("environment")))
         return answer
 

@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator
 
 from blockc.diagnostics.advice import FUSED_HEADS, NO_EXPECT, ROPE_COVERAGE, WIDTH
-from blockc.language.algebra import leaves
+from blockc.language.algebra import leaves_of
 from blockc.language.parts import Attention, Llama3, Mlp, Part, Yarn
-from blockc.language.spec import key_of, own_part
+from blockc.language.spec import key_of, read_own_part
 from blockc.language.spec.faults import value_place
 from blockc.ort.kernels import HEAD, TURNED
 from blockc.pipeline.compiled import Compiled
-from blockc.report.figures import count
+from blockc.report.figures import count_parameters
 from blockc.report.graph import Graph
-from blockc.report.memory import growth
+from blockc.report.memory import bytes_per_token
 from blockc.source import Finding, Place, Tree, find, finding
 
 TILE = 64  # the width of a matrix kernel's tile
@@ -42,9 +42,9 @@ def describe_parts(model: Compiled) -> Iterator[tuple[str, Part, Tree]]:
     """(The name of each part in the spec; the resolved part; the tree that it was read from)."""
     terms = dict(zip(model.decoder.kinds, model.decoder.layers, strict=True))
     for layer in model.spec.distinct:
-        for leaf in leaves(terms[layer.kind]):
-            if leaf.label in layer.keys.own:
-                own = own_part(layer, leaf.label)
+        for leaf in leaves_of(terms[layer.kind]):
+            if leaf.label in layer.keys.own_labels:
+                own = read_own_part(layer, leaf.label)
                 yield f"parts.{leaf.label}.{own.key}", leaf.part, own.tree
             elif key := key_of(leaf.label):
                 yield key, leaf.part, find(layer.tree, (key,))
@@ -118,7 +118,7 @@ def _check_expect(model: Compiled) -> Iterator[Finding]:
     if expect is not None and expect.model_fields_set:
         return
     graph = Graph(model.function, model.decoder.kinds)
-    figures = f"{{parameters: {count(graph).total}, kv_values_per_token: {growth(graph, 1)}}}"
+    figures = f"{{parameters: {count_parameters(graph).total}, kv_values_per_token: {bytes_per_token(graph, 1)}}}"
     yield finding(
         NO_EXPECT,
         model.spec.tree.place,

@@ -16,10 +16,21 @@ from blockc.diagnostics import CODES
 from blockc.diagnostics.advice import IDLE_IGNORE
 from blockc.diagnostics.figures import CHECKPOINT
 from blockc.language.spec.faults import value_place
-from blockc.layouts import LayoutError, layout
+from blockc.layouts import LayoutError, load_layout
 from blockc.pipeline.compiled import Compiled, compile_tree
-from blockc.report import expect_misses
-from blockc.source import Finding, Ignore, SpecError, finding, ignores, key_place, override, parse, read_bytes, suggest
+from blockc.report import check_expect
+from blockc.source import (
+    Finding,
+    Ignore,
+    SpecError,
+    find_ignores,
+    finding,
+    key_place,
+    override,
+    parse,
+    read_bytes,
+    suggest,
+)
 from blockc.weights.rules import group_sizes, patterns
 
 PAYS = 24  # the number of files from which several processes are faster than one
@@ -62,7 +73,7 @@ def check_text(data: bytes, file: str, assignments: Sequence[str] = (), policy: 
     """The findings, ordered by place. Warnings need a graph, so a wrong spec has none."""
     try:
         tree = parse(data, file)
-        comments = ignores(data, file)
+        comments = find_ignores(data, file)
     except SpecError as error:
         return error.findings
     found: list[Finding]
@@ -81,12 +92,12 @@ def check_text(data: bytes, file: str, assignments: Sequence[str] = (), policy: 
 
 def find_misses(model: Compiled, expectations: bool = True) -> list[Finding]:
     """Errors of a valid graph: figures that differ from `expect`, and a checkpoint layout that does not fit."""
-    found = expect_misses(model.spec, model.decoder, model.function) if expectations else []
+    found = check_expect(model.spec, model.decoder, model.function) if expectations else []
     if name := model.spec.top.checkpoint:
         if name not in (known := layout_names()):
             return [*found, _no_layout_finding(model, name, known)]
         try:
-            patterns(layout(name), model.function, group_sizes(model.function))
+            patterns(load_layout(name), model.function, group_sizes(model.function))
         except LayoutError as error:
             place = key_place(model.spec.tree, ("checkpoint",))
             found.append(finding(CHECKPOINT, place, " ".join(str(error).split()), hint=_WITHOUT))

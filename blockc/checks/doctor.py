@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import blockc
-from blockc.basics.distribution import NAME, WITH_CUDA, pip
+from blockc.basics.distribution import NAME, WITH_CUDA, pip_command
 from blockc.basics.floats import FLOATS
 from blockc.graph.target import Target
 from blockc.ort.kernels import oldest_release, parse_release
@@ -130,11 +130,11 @@ def examine(folder: Path) -> Health:
     )
 
 
-_REINSTALL = f"{pip('--force-reinstall', 'onnxruntime')}, or onnxruntime-gpu where that is wanted"
+_REINSTALL = f"{pip_command('--force-reinstall', 'onnxruntime')}, or onnxruntime-gpu where that is wanted"
 FIXES = {
     CPU: _REINSTALL,
-    CUDA: f"it needs an NVIDIA driver (see nvidia-smi), CUDA and cuDNN: {pip(WITH_CUDA)}; "
-    f"on a machine without such a device: `pip uninstall onnxruntime-gpu`, then {pip('onnxruntime')}",
+    CUDA: f"it needs an NVIDIA driver (see nvidia-smi), CUDA and cuDNN: {pip_command(WITH_CUDA)}; "
+    f"on a machine without such a device: `pip uninstall onnxruntime-gpu`, then {pip_command('onnxruntime')}",
 }
 
 
@@ -189,10 +189,10 @@ def _find_outdated(packages: tuple[Package, ...]) -> list[HealthProblem]:
     for package in packages:
         floor = least.get(package.name, "0")
         if package.version is None and package.name in CORE:
-            found.append(HealthProblem(f"{package.name} is missing", pip(f"{package.name}>={floor}")))
+            found.append(HealthProblem(f"{package.name} is missing", pip_command(f"{package.name}>={floor}")))
         elif package.version is not None and parse_release(package.version) < parse_release(floor):
             what = f"{package.name} is {package.version}, and blockc needs {floor} or later"
-            found.append(HealthProblem(what, pip("-U", f"{package.name}>={floor}")))
+            found.append(HealthProblem(what, pip_command("-U", f"{package.name}>={floor}")))
     return found
 
 
@@ -203,8 +203,8 @@ def _find_duplicates(found: list[str]) -> list[HealthProblem]:
     return [
         HealthProblem(
             what,
-            f"`pip uninstall {' '.join(found)}`, then one of them alone: {pip(WITH_CUDA)} for CUDA, "
-            f"{pip('onnxruntime')} without",
+            f"`pip uninstall {' '.join(found)}`, then one of them alone: {pip_command(WITH_CUDA)} for CUDA, "
+            f"{pip_command('onnxruntime')} without",
         )
     ]
 

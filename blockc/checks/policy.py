@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
-from blockc.basics.floats import BYTES, Counted
+from blockc.basics.floats import BYTES, StorageType
 from blockc.checks.advice import describe_parts, has_key
 from blockc.diagnostics.figures import (
     POLICY_EXPECT,
@@ -38,12 +38,23 @@ from blockc.language.spec import PLACEMENTS, Bounds
 from blockc.language.spec.faults import from_pydantic, value_place
 from blockc.language.spec.keys import Placement, Positive
 from blockc.pipeline.compiled import Compiled
-from blockc.report.expect import cache_parts, parts
-from blockc.report.figures import count
+from blockc.report.expect import sum_of_cache, sum_of_parameters
+from blockc.report.figures import count_parameters
 from blockc.report.graph import Graph
-from blockc.report.memory import activations, cache, growth
-from blockc.report.sizes import SIZE, byte_size
-from blockc.source import Finding, MappingNode, Place, SpecError, finding, inert, key_place, parse, plain, read_bytes
+from blockc.report.memory import bytes_per_token, measure_activations, measure_cache
+from blockc.report.sizes import SIZE, parse_size
+from blockc.source import (
+    Finding,
+    MappingNode,
+    Place,
+    SpecError,
+    escape_text,
+    finding,
+    key_place,
+    parse,
+    read_bytes,
+    to_plain,
+)
 
 
 def _read_size(value: object) -> object:
@@ -51,7 +62,7 @@ def _read_size(value: object) -> object:
     if not isinstance(value, str):
         return value
     try:
-        return byte_size(value)
+        return parse_size(value)
     except ValueError:
         raise PydanticCustomError("size", SIZE) from None
 
@@ -68,7 +79,7 @@ _SOME = AfterValidator(_require_items)
 
 class CacheBound(Model):
     max: Size
-    dtype: Counted
+    dtype: StorageType
 
 
 class MemoryBound(Model):
@@ -76,7 +87,7 @@ class MemoryBound(Model):
 
     context: Positive | None = None
     batch: Positive
-    dtype: Counted
+    dtype: StorageType
     devices: Positive
     device_memory: Size
 
@@ -102,7 +113,7 @@ class Policy:
 
     def __repr__(self) -> str:
         bounds = ", ".join(sorted(self.keys.model_fields_set - {"policy"}))
-        return f"<Policy {inert(self.tree.place.file)}: {bounds}>"
+        return f"<Policy {escape_text(self.tree.place.file)}: {bounds}>"
 
     def place(self, *path: str) -> tuple[str, Place]:
         """The policy's place, which a finding names beside its own."""
@@ -122,7 +133,7 @@ class Policy:
         return list(dict.fromkeys(found))  # kinds of layers inherit keys, and so the same breaches
 
     def _parameters(self, model: Compiled, graph: Graph) -> Iterator[Finding]:
-        bounds, counted = self.keys.parameters, count(graph)
+        bounds, counted = self.keys.parameters, count_parameters(graph)
         if bounds is None or bounds.hold(counted.total):
             return
         bound = "min" if bounds.min is not None and counted.total < bounds.min else "max"
@@ -132,13 +143,13 @@ class Policy:
             f"the model has {counted.total:,} parameters",
             expected=str(bounds),
             got=str(counted.total),
-            hint=f"computed as {parts(counted, Counter(graph.kinds))}",
+            hint=f"computed as {sum_of_parameters(counted, Counter(graph.kinds))}",
             others=[self.place("parameters", bound)],
         )
 
     def _kv(self, model: Compiled, graph: Graph) -> Iterator[Finding]:
         bound = self.keys.kv_bytes_per_token
-        if bound is None or (grows := growth(graph, BYTES[bound.dtype])) <= bound.max:
+        if bound is None or (grows := bytes_per_token(graph, BYTES[bound.dtype])) <= bound.max:
             return
         yield finding(
             POLICY_KV,
@@ -146,7 +157,7 @@ class Policy:
             f"a token keeps {grows:,} bytes in {bound.dtype}",
             expected=f"at most {bound.max:,}",
             got=str(grows),
-            hint=f"computed as {BYTES[bound.dtype]} bytes x ({cache_parts(graph)})",
+            hint=f"computed as {BYTES[bound.dtype]} bytes x ({sum_of_cache(graph)})",
             others=[self.place("kv_bytes_per_token", "max")],
         )
 
@@ -156,9 +167,9 @@ class Policy:
             return
         number, context = BYTES[bound.dtype], min(bound.context or model.decoder.context, model.decoder.context)
         needed = {
-            "weights": count(graph).total * number,
-            "cache": cache(graph, number, context, bound.batch).bytes.kept_by_graph,
-            "activations": activations(graph, number, context, bound.batch).peak,
+            "weights": count_parameters(graph).total * number,
+            "cache": measure_cache(graph, number, context, bound.batch).bytes.kept_by_graph,
+            "activations": measure_activations(graph, number, context, bound.batch).peak,
         }
         total, there = sum(needed.values()), bound.devices * bound.device_memory
         if total <= there:
@@ -244,7 +255,7 @@ def read_policy(data: bytes, file: str) -> Policy:
     """Reads a policy. Raises SpecError with everything that is wrong."""
     tree = parse(data, file)
     try:
-        return Policy(PolicyKeys.model_validate(plain(tree)), tree)
+        return Policy(PolicyKeys.model_validate(to_plain(tree)), tree)
     except ValidationError as error:
         found = from_pydantic(error, PolicyKeys, tree)
         raise SpecError(sorted(found, key=lambda each: (each.place.line, each.place.column))) from None

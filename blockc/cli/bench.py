@@ -83,14 +83,14 @@ def _refuse_plot(path: Path | None) -> None:
     """Refuses a picture that cannot be drawn, before anything is measured."""
     from importlib.util import find_spec
 
-    from blockc.basics.distribution import missing
+    from blockc.basics.distribution import missing_message
 
     if path is None:
         return
     if path.suffix not in PICTURES:
         stop(USAGE, f"--plot {plain_line(str(path))}: expected a name that ends in {' or '.join(PICTURES)}")
     if find_spec("matplotlib") is None:
-        stop(ENVIRONMENT, f"--plot: {missing('matplotlib')}")
+        stop(ENVIRONMENT, f"--plot: {missing_message('matplotlib')}")
 
 
 def _measure(

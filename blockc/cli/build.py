@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from blockc.basics.floats import Dtype
+from blockc.basics.floats import FloatType
 from blockc.basics.opsets import BUFFERED, OPSETS, USUAL
 from blockc.cli.common import (
     ENVIRONMENT,
@@ -24,7 +24,7 @@ from blockc.cli.common import (
     stop,
 )
 from blockc.cli.terminal import Progress
-from blockc.graph.target import DEFAULT, Cache, Logits, Padding, Provider, Target
+from blockc.graph.target import DEFAULT, CacheKind, Logits, Padding, Provider, Target
 
 NO_PATHS: list[Path] = []
 NO_NAMES: list[str] = []
@@ -67,7 +67,7 @@ def build(
         ),
     ] = NO_PATHS,
     dtype: Annotated[
-        Dtype | None,
+        FloatType | None,
         typer.Option(help="The float type of model.onnx; by default fp32, for cuda fp16.", show_default=False),
     ] = None,
     weights_mode: Annotated[
@@ -86,7 +86,7 @@ def build(
         typer.Option(help="Write model.onnx in the operators of this onnxruntime provider; portable ONNX by default."),
     ] = None,
     cache: Annotated[
-        Cache | None,
+        CacheKind | None,
         typer.Option(
             help="How portable ONNX keeps keys and values: joined to the past, or written into a buffer.",
             show_default=False,

@@ -122,10 +122,10 @@ NOTHING: list[str] = []
 
 
 def print_findings(findings: tuple[Finding, ...]) -> None:
-    from blockc.source import render
+    from blockc.source import render_finding
 
     for finding in findings:
-        print(render(finding), file=sys.stderr)
+        print(render_finding(finding), file=sys.stderr)
 
 
 def stop(code: int, message: str) -> NoReturn:
@@ -184,15 +184,15 @@ def _usage_message(error: Any) -> str:
 
 
 def _describe_expected(fault: Any) -> str:
-    from blockc.basics.expected import expected
+    from blockc.basics.expected import describe_expected
 
     own = fault.get("ctx", {}).get("error")  # typer's own sentence
-    return str(own) if own else f"expected {expected(fault)}, got {fault['input']}"
+    return str(own) if own else f"expected {describe_expected(fault)}, got {fault['input']}"
 
 
 def _report(error: Exception) -> int:
     """Prints an error and returns its exit code: wrong input, wrong usage, or the environment."""
-    from blockc.basics.distribution import MissingPackageError, missing
+    from blockc.basics.distribution import MissingPackageError, missing_message
     from blockc.basics.errors import BlockcError, UsageError
     from blockc.source import SpecError
 
@@ -209,7 +209,7 @@ def _report(error: Exception) -> int:
         say(f"{where}{error.strerror or error}")
         return ENVIRONMENT
     if isinstance(error, ModuleNotFoundError):
-        say(missing(error.name))
+        say(missing_message(error.name))
         return ENVIRONMENT
     say(f"this is a bug in blockc: {type(error).__name__}: {error}\nrun again with --debug")
     return ENVIRONMENT

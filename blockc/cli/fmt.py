@@ -66,11 +66,11 @@ def _file(path: str, check: bool, diff: bool) -> bool:
 def _stdin(check: bool, diff: bool) -> bool:
     from blockc.api import Formatted
     from blockc.checks.formats import STDIN as IN
-    from blockc.language.fmt import formatted
+    from blockc.language.fmt import format_spec
     from blockc.source import MAX_BYTES
 
     old = sys.stdin.buffer.read(MAX_BYTES + 1)
-    made = Formatted(IN, old, formatted(old, IN))
+    made = Formatted(IN, old, format_spec(old, IN))
     if diff:
         _show(made)
     elif not check:

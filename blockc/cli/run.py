@@ -74,7 +74,7 @@ def run(
 
     choose = choose_sampler(temperature, top_k, top_p, seed)
     texts = _read_prompts(prompt)
-    from blockc.basics.distribution import missing
+    from blockc.basics.distribution import missing_message
     from blockc.runtime import ProviderError, Session, SessionError
     from blockc.runtime.chat import prompt_ids
     from blockc.runtime.text import Tokenizer
@@ -88,7 +88,7 @@ def run(
             print(f"blockc: no file says which token ends a text, so {tokens} tokens are written", file=sys.stderr)
         _print_texts(session.generate(prompts, tokens, tokenizer.stop, choose), tokenizer, texts, prompts)
     except ModuleNotFoundError as error:
-        stop(ENVIRONMENT, missing(error.name, "run"))
+        stop(ENVIRONMENT, missing_message(error.name, "run"))
     except ProviderError as error:
         stop(ENVIRONMENT, str(error))
     except SessionError as error:

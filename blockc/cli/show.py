@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from blockc.basics.floats import Counted
+from blockc.basics.floats import StorageType
 from blockc.cli.common import NOTHING, USAGE, Set, app, complete_spec, stop
 from blockc.cli.terminal import adapt_drawing
 
@@ -31,7 +31,7 @@ def show(
         int | None, typer.Option(metavar="T", min=1, help="The number of tokens; by default the spec's context.")
     ] = None,
     batch: Annotated[int, typer.Option(metavar="B", min=1, help="The number of sequences.")] = 1,
-    dtype: Annotated[Counted, typer.Option(help="The type of weights, cache and activations.")] = "bf16",
+    dtype: Annotated[StorageType, typer.Option(help="The type of weights, cache and activations.")] = "bf16",
     device_memory: Annotated[
         str | None, typer.Option(metavar="M", help="The memory of one device, such as 80GB or 80GiB.")
     ] = None,

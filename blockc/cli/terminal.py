@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TextIO
 
-from blockc.basics.errors import listed
+from blockc.basics.errors import shorten
 
 LONGEST = 2000  # characters of a line of a message
 MOST = 60  # lines of a message
@@ -35,7 +35,7 @@ def plain_line(text: str) -> str:
 def clean_lines(text: str) -> str:
     """A message with its line breaks; other control characters are escaped, and long texts are cut."""
     cut = (line if len(line) <= LONGEST else line[: LONGEST - 3] + "..." for line in text.split("\n"))
-    return "\n".join(listed([plain_line(line) for line in cut], MOST))
+    return "\n".join(shorten([plain_line(line) for line in cut], MOST))
 
 
 def say(message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from blockc.basics.errors import listed
+from blockc.basics.errors import shorten
 from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, Quiet, Set, app, complete_spec, say, stop
 from blockc.cli.terminal import Progress, plain_line
 
@@ -56,4 +56,4 @@ def verify(
 
 
 def _list_files(folder: Path, names: Sequence[str], what: str) -> str:
-    return "\n".join(listed([f"{plain_line(str(folder / name))}: {what}" for name in names]))
+    return "\n".join(shorten([f"{plain_line(str(folder / name))}: {what}" for name in names]))

@@ -1,4 +1,4 @@
-"""The codes of findings, one file a hundred. Nothing is imported that reads a spec.
+"""The codes of findings, one file for each hundred. Nothing here imports what reads a spec.
 
 BLC0xx reading, 1xx words, 2xx meaning, 3xx figures, 4xx advice, 5xx graph, 6xx layouts, 7xx importing
 """

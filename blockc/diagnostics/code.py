@@ -1,4 +1,4 @@
-"""What a code is: a stable name for one kind of finding, what it means, and an example on either side of it."""
+"""What a code is: a stable name for one kind of finding, what it means, a wrong and a right example."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Code:
-    """BLC and three digits. A code once given keeps its meaning, and is not given again.
+    """BLC and three digits. A code keeps its meaning for good, and is never used again for another.
 
-    `why` says what it means and why it matters. `bad` gives the code, `good` no finding at all. Both are keys of a
-    spec, the others being those of examples.BASE; bytes, and `bad` where `alone` is set, are the whole file; what
-    starts with "$ " is a command line, with "layout:" the file of a checkpoint layout, with "import:" a map of a model
-    type, with "{" a config.json, and with "policy:" a policy that BASE is held to.
+    `why` says what the code means and why it matters. The example `bad` gives the code, `good` gives no finding. Both
+    are keys of a spec that replace those of examples.BASE. Bytes, and `bad` where `alone` is set, are the whole file.
+    An example that starts with "$ " is a command line, with "layout:" a checkpoint layout, with "import:" a map of a
+    model type, with "{" a config.json, and with "policy:" a policy that BASE is checked against.
     """
 
     name: str
@@ -28,11 +28,11 @@ class Code:
     alone: bool = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A code that comes from another process is the one that stands here."""
-        return _named, (self.name,)
+        """A code that another process sends is the same object here."""
+        return _code_of, (self.name,)
 
 
-def _named(name: str) -> Code:
+def _code_of(name: str) -> Code:
     from blockc.diagnostics import CODES
 
     return CODES[name]

@@ -22,28 +22,28 @@ expect: {layers: {layer: 2}}
 OTHER_FILES = ("layout:", "policy:", "import:", "{")  # how an example begins that is no spec: { a config.json
 
 
-def whole(code: Code, example: str | bytes) -> bytes:
-    """The file that an example stands for: BASE with the example's keys in the place of its own."""
+def example_file(code: Code, example: str | bytes) -> bytes:
+    """The whole file of an example: BASE with the example's keys in place of its own."""
     if isinstance(example, bytes):
         return example
     if (code.alone and example == code.bad) or example.startswith(OTHER_FILES):
         return example.encode()
-    return changed(example)
+    return change_base(example)
 
 
-def changed(keys: str) -> bytes:
-    """BASE with these keys, and what they hold, in the place of its own."""
-    return "".join((_keys(BASE) | _keys(keys)).values()).encode()
+def change_base(keys: str) -> bytes:
+    """BASE with these keys and their values in place of its own."""
+    return "".join((_split_keys(BASE) | _split_keys(keys)).values()).encode()
 
 
-def _keys(text: str) -> dict[str, str]:
-    """Each top-level key with its lines."""
+def _split_keys(text: str) -> dict[str, str]:
+    """The lines of each top-level key."""
     found = re.findall(r"^[^\s#].*\n(?:[ \t#].*\n|\n)*", text if text.endswith("\n") else text + "\n", re.MULTILINE)
     return {re.split(r"[:\s]", lines, maxsplit=1)[0]: lines for lines in found}
 
 
-def shown(example: str | bytes) -> str:
-    r"""An example as it is printed; bytes that are no ASCII as an escape such as \xe9."""
+def example_text(example: str | bytes) -> str:
+    r"""An example as it is printed: a byte that is not ASCII becomes an escape such as \xe9."""
     if isinstance(example, str):
         return example.rstrip("\n")
     return example.decode("ascii", "backslashreplace").rstrip("\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from blockc.diagnostics import CODES, GROUPS, Code
-from blockc.diagnostics.examples import BASE, shown
+from blockc.diagnostics.examples import BASE, example_text
 
 _BASE = """\
 ## The codes
@@ -14,21 +14,21 @@ An example shows the keys that matter. The others are those of this spec, which 
 """
 
 
-def listed() -> str:
+def code_list() -> str:
     return "\n".join(f"{code.name}  {code.severity:7}  {code.title}" for code in CODES.values())
 
 
-def entry(code: Code) -> str:
+def code_entry(code: Code) -> str:
     """One code for a terminal."""
     parts = [f"{code.name} ({code.severity}): {code.title}", textwrap.fill(code.why, 100)]
     if code.bad:
-        parts += [f"wrong:\n\n{textwrap.indent(shown(code.bad), '    ')}"]
-        parts += [f"right:\n\n{textwrap.indent(shown(code.good), '    ')}"]
+        parts += [f"wrong:\n\n{textwrap.indent(example_text(code.bad), '    ')}"]
+        parts += [f"right:\n\n{textwrap.indent(example_text(code.good), '    ')}"]
     return "\n\n".join(parts)
 
 
-def codes() -> str:
-    """What docs/diagnostics.md says from its heading The codes on."""
+def code_sections() -> str:
+    """docs/diagnostics.md from its heading The codes on."""
     parts = [_BASE, _fenced(BASE)]
     for group in GROUPS:
         title = (group.__doc__ or "").strip().partition("\n")[0].rstrip(".")
@@ -46,6 +46,6 @@ def _section(code: Code) -> str:
 
 
 def _fenced(example: str | bytes) -> str:
-    text = shown(example)
+    text = example_text(example)
     language = "console" if text.startswith("$") else "json" if text.startswith("{") else "yaml"
     return f"```{language}\n{text}\n```\n"

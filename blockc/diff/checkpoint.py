@@ -10,7 +10,7 @@ from functools import cached_property
 
 from blockc.diff.changes import Change, fold
 from blockc.diff.side import Key, Side, Slot, part_keys, top_keys
-from blockc.ir import Function, Node, called
+from blockc.ir import Function, Node, callee_of
 from blockc.source import Place
 from blockc.weights.rules import Rule
 
@@ -48,7 +48,7 @@ class _Spots:
     """The place of a parameter in the graph, apart from its label: what its part reads, and what reads the part."""
 
     def __init__(self, side: Side) -> None:
-        self.layers = {n.name: called(n) for n in side.calls}
+        self.layers = {n.name: callee_of(n) for n in side.calls}
         self.known: dict[Function, dict[str, object]] = {}
 
     def of(self, slot: Slot) -> object:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
-from blockc.ir import Function, Node, Op, Type, Value, called, is_call, parameters
+from blockc.ir import Function, Node, Op, Type, Value, callee_of, is_call, parameters_of
 from blockc.ops import Add
 
 Ref = tuple[object, ...]
@@ -58,7 +58,7 @@ class View:
 
     def call(self, n: Node, labels: Mapping[str, str]) -> View:
         """The view of the function that a node calls. `labels` gives A's names for B's."""
-        function = called(n)
+        function = callee_of(n)
         handed = {
             formal: self.given[value.node]
             for formal, value in zip(function.inputs, n.inputs, strict=True)
@@ -88,7 +88,7 @@ def root_view(function: Function) -> View:
 
 
 def layer_view(call: Node, labels: Mapping[str, str]) -> View:
-    function = called(call)
+    function = callee_of(call)
     handed = zip(function.inputs[1:], call.inputs[1:], strict=True)
     return view_of(function, {formal: _given_by(value) for formal, value in handed}, labels)
 
@@ -161,7 +161,7 @@ def _shapes_of(view: View, both: list[str]) -> dict[str, tuple[int, ...]]:
     for name in both:
         n = view.nodes[name]
         if is_call(n):
-            found |= {f"{name}.{path}": param.shape for path, param in parameters(called(n)).items()}
+            found |= {f"{name}.{path}": param.shape for path, param in parameters_of(callee_of(n)).items()}
         found |= {f"{name}.{own.name}": own.shape for own in n.op.params()}
     return found
 

@@ -9,7 +9,7 @@ from blockc.diff.changes import Change, hide_number
 from blockc.diff.checkpoint import Renames
 from blockc.diff.functions import Differences, View, compare_views, layer_view, root_view
 from blockc.diff.side import Key, Side, part_keys, spell, top_keys
-from blockc.graph.build import steps
+from blockc.graph.build import steps_of
 from blockc.source import Place
 
 
@@ -54,7 +54,7 @@ def _layer_changes(a: Side, b: Side, i: int, found: Differences, renamed: Rename
             yield Change("NUMERIC", label, "", "; ".join(said), place=leaf.place if leaf else None), f".{label}"
         yield from ((_change_of(key), f".{label}") for key in keys)
     if found.wiring:
-        terms = [steps(side.model.decoder.layers[i]) for side in (a, b)]
+        terms = [steps_of(side.model.decoder.layers[i]) for side in (a, b)]
         yield Change("NUMERIC", "block", *terms, place=_block_place(a, b, i)), ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from blockc.diff.changes import Change, fold
 from blockc.diff.side import Key, Side, differences, part_keys, spell, top_keys
-from blockc.source import Place, plain
+from blockc.source import Place, to_plain
 
 
 def compare_io(a: Side, b: Side) -> list[Change]:
@@ -67,7 +67,7 @@ def compare_source(a: Side, b: Side) -> list[Change]:
 
 
 def _key_changes(a: Side, b: Side) -> Iterator[Change]:
-    left, right = (plain(side.model.spec.tree) for side in (a, b))
+    left, right = (to_plain(side.model.spec.tree) for side in (a, b))
     assert isinstance(left, dict)
     assert isinstance(right, dict)
     for path, before, after in differences(left, right):  # type: ignore[arg-type]

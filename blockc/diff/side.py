@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from blockc.ir import Function, Node, called, is_call, layers, parameters
-from blockc.language.algebra import Leaf, canonical, leaves
+from blockc.ir import Function, Node, callee_of, is_call, layers_of, parameters_of
+from blockc.language.algebra import Leaf, canonical_form, leaves_of
 from blockc.language.parts import PARTS
-from blockc.language.spec import Layer, written
-from blockc.layouts import layout
+from blockc.language.spec import Layer, dump_keys
+from blockc.layouts import load_layout
 from blockc.pipeline.compiled import Compiled
-from blockc.report import report
-from blockc.source import Place, at, key_place
+from blockc.report import make_report
+from blockc.source import Place, key_place, tree_at
 from blockc.weights.rules import Rule, group_sizes, rules
 
 KeyPath = tuple[str, ...]
@@ -36,7 +36,7 @@ class Side:
     @cached_property
     def calls(self) -> tuple[Node, ...]:
         """The layers, first to last."""
-        return layers(self.function)
+        return layers_of(self.function)
 
     @cached_property
     def slots(self) -> dict[str, Slot]:
@@ -48,12 +48,12 @@ class Side:
         name = self.model.spec.top.checkpoint
         if name is None:
             return self.plain
-        return {rule.name: rule for rule in rules(layout(name), self.function, group_sizes(self.function))}
+        return {rule.name: rule for rule in rules(load_layout(name), self.function, group_sizes(self.function))}
 
     @cached_property
     def plain(self) -> dict[str, Rule]:
         """The tensors under the names of the parameters."""
-        held = parameters(self.function).items()
+        held = parameters_of(self.function).items()
         return {path: Rule(path, (path,), 1, 0, False, (param.shape,), dtype=param.dtype) for path, param in held}
 
     @cached_property
@@ -65,7 +65,7 @@ class Side:
     @cached_property
     def figures(self) -> dict[str, int]:
         """Figures at the spec's context: FLOPs of the last token, bytes in bf16."""
-        made = report(self.model.spec, self.model.decoder, self.function)
+        made = make_report(self.model.spec, self.model.decoder, self.function)
         return {
             "context": made.context,
             "parameters": made.parameters.total,
@@ -77,24 +77,24 @@ class Side:
     def meaning(self) -> dict[str, Any]:
         """The meaning of the keys of the model as a whole, from the algebra."""
         decoder = self.model.decoder
-        said = {k: v for k, v in canonical(decoder).items() if k in TOP} | {"depth": len(self.calls)}
-        return said | ({"norm": written(decoder.final_norm)} if decoder.final_norm else {})
+        said = {k: v for k, v in canonical_form(decoder).items() if k in TOP} | {"depth": len(self.calls)}
+        return said | ({"norm": dump_keys(decoder.final_norm)} if decoder.final_norm else {})
 
     def layer(self, i: int) -> Layer:
         return self.model.spec.layers[i]
 
     def leaf(self, i: int, label: str) -> Leaf | None:
         """The part with this label in layer i."""
-        return next((leaf for leaf in leaves(self.model.decoder.layers[i]) if leaf.label == label), None)
+        return next((leaf for leaf in leaves_of(self.model.decoder.layers[i]) if leaf.label == label), None)
 
     def leaves(self, i: int) -> list[Leaf]:
-        return list(leaves(self.model.decoder.layers[i]))
+        return list(leaves_of(self.model.decoder.layers[i]))
 
     def place(self, path: KeyPath, i: int | None = None, label: str = "") -> Place | None:
         """The place of a key, among layer i's keys if i is given; None if the key is not written."""
         tree = self.model.spec.tree if i is None else self.layer(i).tree
-        own = () if i is None or label not in self.layer(i).keys.own else ("parts", label, *path)
-        return next((key_place(tree, p) for p in (own, path) if p and at(tree, p) is not None), None)
+        own = () if i is None or label not in self.layer(i).keys.own_labels else ("parts", label, *path)
+        return next((key_place(tree, p) for p in (own, path) if p and tree_at(tree, p) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Slot:
 def _slots(function: Function, prefix: str) -> Iterator[Slot]:
     for n in function.nodes:
         if is_call(n):
-            yield from _slots(called(n), f"{prefix}{n.name}.")
+            yield from _slots(callee_of(n), f"{prefix}{n.name}.")
         for own, param in zip(n.op.params(), n.params, strict=True):
             name = f"{n.name}.{own.name}"
             yield Slot(prefix + name, param.shape, None if param.name == name else prefix + param.name, n)
@@ -149,7 +149,7 @@ def part_keys(a: Side, b: Side, i: int, label: str, label_b: str) -> list[Key]:
     return [
         Key(".".join((key, *path)), before, after,
             b.place((key, *path), i, label_b) or a.place((key, *path), i, label))
-        for path, before, after in differences(written(left.part), written(right.part))
+        for path, before, after in differences(dump_keys(left.part), dump_keys(right.part))
     ]  # fmt: skip
 
 

@@ -16,10 +16,10 @@ from blockc.ir import (
     Node,
     Operand,
     Value,
-    called,
+    callee_of,
     is_call,
     is_past,
-    layers,
+    layers_of,
     roll,
 )
 from blockc.ops import Linear, MergeHeads, QueryPositions, SplitHeads
@@ -44,7 +44,7 @@ class Body:
         self.taken = {*self.names.values(), *_RESERVED, *plan.helpers}
         self.pasts = dict.fromkeys(n[0] for n in function.inputs if is_past(n))
         self.names |= {value: f"past[{i}]" for i, value in enumerate(self.pasts)}
-        self.layers: tuple[Node, ...] = layers(function) if self.root else ()
+        self.layers: tuple[Node, ...] = layers_of(function) if self.root else ()
         self.stateful = [n for n in self.layers if any(v in self.pasts for v in n.inputs)]
         self.kept = list(_find_logits_nodes(function)) if self.root else []
         self.streams = self._streams() if self.root else set[Value]()
@@ -142,7 +142,7 @@ class Body:
         for n in self.function.nodes:
             for value in n.inputs:
                 readers.setdefault(value, []).append(n)
-        start = first.inputs[_stream_index(called(first))]
+        start = first.inputs[_stream_index(callee_of(first))]
         found = set[Value]() if any(is_call(n) and n is not first for n in readers[start]) else {start}
         value = self.layers[-1][0]
         while len(readers.get(value, ())) == 1 and readers[value][0] not in self.kept:
@@ -157,7 +157,7 @@ class Body:
 
     def _call(self, n: Node) -> Assign:
         """The call of a layer's part."""
-        function = called(n)
+        function = callee_of(n)
         pasts = [v for v in n.inputs if v in self.pasts]
         arguments = [self[v] for v in n.inputs if v not in pasts]
         if pasts:
@@ -172,7 +172,7 @@ class Body:
         return Assign(target, fit(target, f"self.{n.name}({', '.join(arguments)})", comment), comment)
 
     def _stateful_parts(self) -> list[Node]:
-        return [n for n in self.function.nodes if is_call(n) and self.plan.has_past(called(n))]
+        return [n for n in self.function.nodes if is_call(n) and self.plan.has_past(callee_of(n))]
 
     def _past_argument(self, pasts: Sequence[Value]) -> str:
         if list(pasts) == list(self.pasts):
@@ -190,7 +190,7 @@ class Body:
 
     def _layer_call(self, n: Node) -> LayerCall:
         """The call of a layer outside of any loop."""
-        function, path = called(n), n.name.replace(".", "_")
+        function, path = callee_of(n), n.name.replace(".", "_")
         arguments = [self[v] for v in n.inputs if v not in self.pasts]
         present, targets = "", [self._bind(n[0], path)]
         if n in self.stateful:
@@ -212,7 +212,7 @@ class Body:
         return _tuple_text(states) if states else ""
 
     def _layer_loop(self, calls: Sequence[Node]) -> LayerLoop:
-        first, function = calls[0], called(calls[0])
+        first, function = calls[0], callee_of(calls[0])
         wanted = self.plan.kinds.inputs or tuple(n.name for n in function.inputs if not is_past(n))
         stream, arguments, rows = function.stream, list[str](), dict[str, list[str]]()
         for name in wanted:
@@ -254,8 +254,8 @@ class Body:
         """Each layer's argument for this input; a layer without such an input gets a neighbour's argument."""
         found: list[str | None] = []
         for call in calls:
-            own = next((i for i, n in enumerate(called(call).inputs) if n.name == name), None)
-            if name == called(call).stream:
+            own = next((i for i, n in enumerate(callee_of(call).inputs) if n.name == name), None)
+            if name == callee_of(call).stream:
                 found.append(STREAM)
             else:
                 found.append(None if own is None else self[call.inputs[own]])

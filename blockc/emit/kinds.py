@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from blockc.ir import Function, Node, Value, called, is_call, is_past, layers, period
+from blockc.ir import Function, Node, Value, callee_of, is_call, is_past, layers_of, period_of
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Kinds:
 
 
 def find_kinds(root: Function) -> Kinds:
-    calls = layers(root)
-    made = list(dict.fromkeys(called(call) for call in calls))
+    calls = layers_of(root)
+    made = list(dict.fromkeys(callee_of(call) for call in calls))
     if not _is_uniform(root, calls):
         return Kinds(classes={function: function for function in made})
     found = Kinds(uniform=True)
@@ -56,7 +56,7 @@ def find_kinds(root: Function) -> Kinds:
 
 
 def _size_of(function: Function) -> int:
-    return sum(1 + (_size_of(called(n)) if is_call(n) else 0) for n in function.nodes)
+    return sum(1 + (_size_of(callee_of(n)) if is_call(n) else 0) for n in function.nodes)
 
 
 def _place(found: Kinds, function: Function) -> None:
@@ -79,19 +79,19 @@ def _is_uniform(root: Function, calls: Sequence[Node]) -> bool:
     if not calls or any("." not in call.name for call in calls):
         return False
     lent = {value.node for n in root.nodes for value in n.inputs if value.index and is_call(value.node)}
-    first = called(calls[0])
+    first = callee_of(calls[0])
     chained = all(now.inputs[_stream_index(now)] == before[0] for before, now in pairwise(calls))
     alike = all(
-        called(call).stream == first.stream
-        and len(_pasts(called(call))) == len(_pasts(first))
-        and called(call).output_names[1:] == first.output_names[1:]
+        callee_of(call).stream == first.stream
+        and len(_pasts(callee_of(call))) == len(_pasts(first))
+        and callee_of(call).output_names[1:] == first.output_names[1:]
         for call in calls
     )
     return chained and alike and not lent
 
 
 def _stream_index(call: Node) -> int:
-    function = called(call)
+    function = callee_of(call)
     return next(i for i, n in enumerate(function.inputs) if n.name == function.stream)
 
 
@@ -141,12 +141,12 @@ def _is_alike(
     if not is_call(n):
         operands = [through.get(value, value) for value in n.inputs]
         return n.op == other.op and operands == [stands.get(value) for value in other.inputs]
-    inner = _find_skipped(called(n), called(other))
+    inner = _find_skipped(callee_of(n), callee_of(other))
     if inner is None:
         return False
     found.update(inner)
-    given = {f.name: through.get(value, value) for f, value in zip(called(n).inputs, n.inputs, strict=True)}
-    theirs = zip(called(other).inputs, other.inputs, strict=True)
+    given = {f.name: through.get(value, value) for f, value in zip(callee_of(n).inputs, n.inputs, strict=True)}
+    theirs = zip(callee_of(other).inputs, other.inputs, strict=True)
     return all(given[formal.name] == stands.get(value) for formal, value in theirs)
 
 
@@ -159,7 +159,7 @@ def choice_text(column: Sequence[str]) -> str:
 
 def condition_text(flags: Sequence[bool]) -> str:
     """A condition on i that is true where the flag is."""
-    length = period(tuple(flags))
+    length = period_of(tuple(flags))
     holds = [i for i in range(length) if flags[i]]
     fails = [i for i in range(length) if not flags[i]]
     index = "i" if length == len(flags) else f"i % {length}"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from blockc.basics.floats import INTEGERS
-from blockc.ir import Function, is_call, parameters
-from blockc.layouts import layout
+from blockc.ir import Function, is_call, parameters_of
+from blockc.layouts import load_layout
 from blockc.weights.rules import Pattern, Patterns, group_sizes, patterns
 
 
@@ -36,13 +36,13 @@ class Loading:
 
 def plan_loading(checkpoint: str | None, function: Function) -> Loading:
     """The tables for the layout named `checkpoint`. Raises LayoutError where it does not fit the function."""
-    integers = any(param.dtype in INTEGERS for param in parameters(function).values())
+    integers = any(param.dtype in INTEGERS for param in parameters_of(function).values())
     if checkpoint is None:
         tied = dict(ties_of(function))
         helpers = ("open_tensors", *(["without_tied"] if tied else []), "renamed")
         return Loading("own", "", helpers, "under the names of its parameters", tied=tied, integers=integers)
     depth = sum(is_call(n) for n in function.nodes)
-    held = patterns(layout(checkpoint), function, group_sizes(function))
+    held = patterns(load_layout(checkpoint), function, group_sizes(function))
     packed = any(len(p.targets) > 1 or p.groups > 1 or p.transpose for p in held)
     prefixes = tuple(prefix for prefix in held.prefixes if prefix)
     read = "unpacked" if packed else "renamed"

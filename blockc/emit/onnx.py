@@ -33,7 +33,7 @@ from blockc.ir import (
     T,
     Type,
     Value,
-    parameters,
+    parameters_of,
 )
 
 _IR_VERSION = 11  # of the file's format; an older opset has an older one
@@ -51,7 +51,7 @@ def emit_onnx(
     function: Function,
     metadata: Mapping[str, str],
     weights: Mapping[str, TensorProto] | None = None,
-    dtype: floats.Dtype = "fp32",
+    dtype: floats.FloatType = "fp32",
     swaps: Mapping[type[Op], Swap] | None = None,
     opset: int | None = None,
 ) -> onnx.ModelProto:
@@ -88,7 +88,7 @@ def serialise(model: onnx.ModelProto) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def embed_arrays(weights: Mapping[str, Array], dtype: floats.Dtype = "fp32") -> dict[str, TensorProto]:
+def embed_arrays(weights: Mapping[str, Array], dtype: floats.FloatType = "fp32") -> dict[str, TensorProto]:
     """Arrays as initialisers inside the model: floats in one type, integers in their own."""
     as_numpy = helper.tensor_dtype_to_np_dtype(floats.FLOATS[dtype].onnx)
     return {path: _make_tensor(a.astype(as_numpy) if a.dtype.kind == "f" else a, path) for path, a in weights.items()}
@@ -133,7 +133,7 @@ def _size_text(size: Dim) -> int | str:
     return size.value if size.value is not None else _NAMES.get(size, str(size))
 
 
-def count_operators(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], Swap]) -> Counter[str]:
+def count_operators(function: Function, dtype: floats.FloatType, swaps: Mapping[type[Op], Swap]) -> Counter[str]:
     """The number of operators that each node of an inlined function becomes, by the node's name."""
     nodes: Counter[str] = Counter()
     known: dict[tuple[Op, int, int], int] = {}  # equal nodes have equal counts
@@ -158,7 +158,7 @@ class _CountingBuilder:
 
     opset = OPSETS.start  # the count is the same in every opset
 
-    def __init__(self, dtype: floats.Dtype) -> None:
+    def __init__(self, dtype: floats.FloatType) -> None:
         self.nodes, self.casts = 0, int(dtype != "fp32")
 
     def op(self, op_type: str, *inputs: OnnxValue, **attributes: object) -> None:
@@ -172,14 +172,16 @@ class _CountingBuilder:
 
     def real(self, value: Array | float) -> None: ...
 
-    def narrowed(self, value: OnnxValue) -> None:
+    def narrow(self, value: OnnxValue) -> None:
         self.nodes += self.casts
 
-    def widened(self, value: OnnxValue) -> None:
+    def widen(self, value: OnnxValue) -> None:
         self.nodes += self.casts
 
 
-def find_lost(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], Swap]) -> Iterator[tuple[Node, float]]:
+def find_lost(
+    function: Function, dtype: floats.FloatType, swaps: Mapping[type[Op], Swap]
+) -> Iterator[tuple[Node, float]]:
     """The constants of a function that become 0 or infinity in a float type, each with its node."""
     known: dict[tuple[Op, int, int], list[float]] = {}
     for n in function.nodes:
@@ -194,7 +196,7 @@ def find_lost(function: Function, dtype: floats.Dtype, swaps: Mapping[type[Op], 
 class _RangeBuilder(_CountingBuilder):
     """A builder that makes nothing and notes constants outside of a float type's range."""
 
-    def __init__(self, dtype: floats.Dtype) -> None:
+    def __init__(self, dtype: floats.FloatType) -> None:
         super().__init__(dtype)
         self.type = helper.tensor_dtype_to_np_dtype(floats.FLOATS[dtype].onnx)
         self.lost: list[float] = []
@@ -223,21 +225,21 @@ class _Emitter:
         self,
         function: Function,
         weights: Mapping[str, TensorProto] | None,
-        dtype: floats.Dtype,
+        dtype: floats.FloatType,
         swaps: Mapping[type[Op], Swap],
         opset: int,
     ) -> None:
         self.swaps = swaps
         self.function = function
         self.builder = _GraphBuilder(floats.FLOATS[dtype].onnx, opset)
-        self.types: dict[Dtype, int] = {word: floats.stored_as(word, dtype).onnx for word in get_args(Dtype)}
+        self.types: dict[Dtype, int] = {word: floats.format_of(word, dtype).onnx for word in get_args(Dtype)}
         self.values: dict[Value, _Value] = {}
         self.inputs = [self._input(n) for n in function.inputs]
         self.params: dict[str, _Value] = {}
         self.owned: list[TensorProto] = []
         self.apart: dict[str, TensorProto] = {}  # in the graph's own type, in a file beside it
         self.read: set[str] = set()
-        for path, param in parameters(function).items():
+        for path, param in parameters_of(function).items():
             own = self.types[param.dtype]
             stored = weights[path].data_type if weights is not None else own
             value = _Value(path, stored, param.shape)
@@ -335,8 +337,8 @@ class _GraphBuilder:
     def real(self, value: Array | float) -> _Value:
         return self.constant(np.asarray(value, helper.tensor_dtype_to_np_dtype(self.float)))
 
-    def narrowed(self, value: _Value) -> _Value:
+    def narrow(self, value: _Value) -> _Value:
         return value if self.float == TensorProto.FLOAT else self.op("Cast", value, to=self.float)
 
-    def widened(self, value: _Value) -> _Value:
+    def widen(self, value: _Value) -> _Value:
         return value if self.float == TensorProto.FLOAT else self.op("Cast", value, to=TensorProto.FLOAT)

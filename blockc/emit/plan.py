@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from blockc.emit.kinds import Kinds, find_kinds
-from blockc.ir import Function, Input, Node, Value, called, is_call, is_past
+from blockc.ir import Function, Input, Node, Value, callee_of, is_call, is_past
 
 
 @dataclass
@@ -50,7 +50,7 @@ def _pair_functions(function: Function, larger: Function) -> Iterator[tuple[Func
     named = {n.name: n for n in larger.nodes}
     for n in function.nodes:
         if is_call(n):
-            yield from _pair_functions(called(n), called(named[n.name]))
+            yield from _pair_functions(callee_of(n), callee_of(named[n.name]))
 
 
 def _grows(past: Node) -> bool:
@@ -79,12 +79,12 @@ def _find_takers(function: Function, value: Value) -> list[tuple[Function, str]]
             if operand != value:
                 continue
             if not is_call(n):
-                if i not in n.op.lacks():
+                if i not in n.op.optional_operands():
                     return None
                 continue
-            formal = called(n).inputs[i]
-            inner = _find_takers(called(n), formal[0])
+            formal = callee_of(n).inputs[i]
+            inner = _find_takers(callee_of(n), formal[0])
             if inner is None:
                 return None
-            found += [(called(n), formal.name), *inner]
+            found += [(callee_of(n), formal.name), *inner]
     return found

@@ -19,17 +19,17 @@ from blockc.emit.kinds import choice_text, condition_text
 from blockc.emit.loading import Loading, ties_of
 from blockc.emit.plan import ModulePlan, plan_module
 from blockc.emit.statements import LINE, Statement, is_laid_by_hand
-from blockc.graph.contract import LOGITS, POSITIONS, Contract, Held, contract
+from blockc.graph.contract import LOGITS, POSITIONS, Contract, StatePort, contract_of
 from blockc.ir import (
     Function,
     Node,
-    called,
-    functions,
+    callee_of,
+    functions_of,
     is_call,
     is_past,
-    layers,
-    parameters,
-    period,
+    layers_of,
+    parameters_of,
+    period_of,
 )
 from blockc.ops import Linear
 
@@ -121,13 +121,13 @@ def emit_torch(function: Function, *, name: str, summary: str, load: Loading, in
 
     `load` is what the loading template prints; `init` is the standard deviation of new matrices.
     """
-    root = functions(function)[-1]
-    serves = contract(root)
+    root = functions_of(function)[-1]
+    serves = contract_of(root)
     helpers = _order_helpers(function, ["query_positions"] if _reads(root, POSITIONS) else [])
     whole = plan_module(root, helpers)
     body = Body(root, whole)
     classes = [_make_class(f, whole) for f in _find_classes(whole)]
-    listed = bool(layers(root))
+    listed = bool(layers_of(root))
     tied = list(ties_of(root))
     constants = [
         ComputedConstant(f"{n.name}_{each[0]}", _skip_format(each[1])) for n in root.nodes if (each := n.op.constant())
@@ -138,7 +138,7 @@ def emit_torch(function: Function, *, name: str, summary: str, load: Loading, in
         .render(
             name=name,
             summary=summary,
-            total=sum(param.learned for param in parameters(function).values()),
+            total=sum(param.learned for param in parameters_of(function).values()),
             imports=_collect_imports([*helpers, *load.helpers], listed, bool(tied or constants)),
             helpers=[_definition_of(helper) for helper in helpers],
             classes=classes,
@@ -187,7 +187,7 @@ def _find_classes(whole: ModulePlan) -> Iterator[Function]:
         seen.add(function)
         for n in function.nodes:
             if is_call(n):
-                yield from walk(whole.kinds.classes.get(called(n), called(n)))
+                yield from walk(whole.kinds.classes.get(callee_of(n), callee_of(n)))
         yield function
 
     for function in walk(whole.root):
@@ -242,15 +242,15 @@ def _make_declarations(function: Function, whole: ModulePlan) -> Iterator[Declar
                     prefix, _layer_list_text([c for c in function.nodes if is_call(c)], whole), listed=True
                 )
         elif is_call(n):
-            switch = whole.kinds.switch_of(called(n))
-            yield Declaration(n.name, f"{called(n).name}({switch.word if switch else ''})")
+            switch = whole.kinds.switch_of(callee_of(n))
+            yield Declaration(n.name, f"{callee_of(n).name}({switch.word if switch else ''})")
         elif (text := n.op.declares()) is not None:
             yield Declaration(n.name, text)
 
 
 def _layer_list_text(calls: Sequence[Node], whole: ModulePlan) -> str:
     """One comprehension over the layers' numbers."""
-    made = [called(call) for call in calls]
+    made = [callee_of(call) for call in calls]
     classes, off = whole.kinds.classes, whole.kinds.off
     one = len({classes[function] for function in made}) == 1
     told = condition_text([function not in off for function in made]) if one and off else ""
@@ -269,21 +269,21 @@ def _skip_format(text: str) -> str:
 
 
 def _make_zeros(root: Function, serves: Contract) -> Zeros:
-    shapes = [tuple(held.sized(0, 0)[1:] for held in group) for group in _states_by_layer(root, serves)]
-    length = period(tuple(shapes))
+    shapes = [tuple(held.shape_for(0, 0)[1:] for held in group) for group in _states_by_layer(root, serves)]
+    length = period_of(tuple(shapes))
     if len(shapes) % length:
         length = len(shapes)
     return Zeros(tuple(_tuple_text(list(map(str, each))) for each in shapes[:length]), len(shapes) // length)
 
 
-def _states_by_layer(root: Function, serves: Contract) -> list[list[Held]]:
+def _states_by_layer(root: Function, serves: Contract) -> list[list[StatePort]]:
     """The states of each layer that has any."""
     known = {held.past: held for held in serves.held}
     groups = ([known[v.node.name] for v in n.inputs if is_past(v.node)] for n in root.nodes)
     return [group for group in groups if group]
 
 
-def _length_text(groups: Sequence[Sequence[Held]]) -> str:
+def _length_text(groups: Sequence[Sequence[StatePort]]) -> str:
     """An expression for the number of tokens in a cache, from the first state that grows; empty where none does."""
     for i, group in enumerate(groups):
         for j, held in enumerate(group):
@@ -298,9 +298,9 @@ def _tuple_text(items: Sequence[str]) -> str:
 
 def _make_initialisation(function: Function, std: float) -> Initialisation:
     """Finds in the graph the matrices that write to the stream."""
-    calls = [called(n) for n in function.nodes if is_call(n)]
-    writers = [n for layer in calls for call in layer.nodes if is_call(call) for n in _find_writers(called(call))]
-    biases = any(isinstance(n.op, Linear) and n.op.bias for f in functions(function) for n in f.nodes)
+    calls = [callee_of(n) for n in function.nodes if is_call(n)]
+    writers = [n for layer in calls for call in layer.nodes if is_call(call) for n in _find_writers(callee_of(call))]
+    biases = any(isinstance(n.op, Linear) and n.op.bias for f in functions_of(function) for n in f.nodes)
     return Initialisation(std, tuple(sorted({f".{n.name}" for n in writers})), max(1, len(writers)), biases)
 
 
@@ -312,7 +312,7 @@ def _find_writers(function: Function) -> Iterator[Node]:
 
 def _order_helpers(function: Function, more: Iterable[str]) -> list[str]:
     """Each helper once, in order of first use, after the helpers that it uses."""
-    used = (helper for f in functions(function) for n in f.nodes for helper in n.op.helpers)
+    used = (helper for f in functions_of(function) for n in f.nodes for helper in n.op.helpers)
     order: dict[str, None] = {}
     for helper in (*used, *more):
         order.update(dict.fromkeys((*_find_needs(helper), helper)))

@@ -1,6 +1,6 @@
-"""Algebra to graph: the root function, its layers, and what is made once and passed into them.
+"""Algebra to graph: the root function, its layers, and the values that are made once and passed into them.
 
-`build` never knows the target: caches, last-token logits and fusions are passes over what it gives.
+`build_graph` does not know the target: caches, last-token logits and fusions are passes over its result.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from blockc.ir import (
     S,
     Value,
     apply,
-    called,
+    callee_of,
     is_call,
     node,
     tensor,
     transform,
 )
-from blockc.language.algebra import Chain, Decoder, Leaf, Residual, Scaled, Sum, Term, leaves
-from blockc.language.parts import Asked, Attention, Lent, Norm, Piece, Scope, Shared
+from blockc.language.algebra import Chain, Decoder, Leaf, Residual, Scaled, Sum, Term, leaves_of
+from blockc.language.parts import Attention, Lent, Norm, Piece, Request, Scope, Shared
 from blockc.ops import Add, Embed, KeyPositions, Linear, Longest, QueryPositions, Scale, Softcap
 from blockc.source import Place
 
 
-def build(decoder: Decoder) -> Function:
+def build_graph(decoder: Decoder) -> Function:
     """logits (B, S, vocab) of input_ids, attention_mask and position_ids, all (B, S)."""
     pieces = _Layers(decoder).pieces
     root = _Root(decoder)
@@ -46,20 +46,20 @@ def build(decoder: Decoder) -> Function:
     if decoder.final_norm is not None:
         x = decoder.final_norm.expand(Scope(decoder.width), x, "final_norm", None)
     logits = root.head(x)
-    return Function("Model", root.inputs, ((LOGITS, logits),), causal=_causal(decoder))
+    return Function("Model", root.inputs, ((LOGITS, logits),), causal=_is_causal(decoder))
 
 
-def _causal(decoder: Decoder) -> bool:
-    parts = (leaf.part for term in {id(t): t for t in decoder.layers}.values() for leaf in leaves(term))
+def _is_causal(decoder: Decoder) -> bool:
+    parts = (leaf.part for term in {id(t): t for t in decoder.layers}.values() for leaf in leaves_of(term))
     return all(part.causal for part in parts if isinstance(part, Attention))
 
 
-def _place(chain: Chain) -> Place | None:
-    return next((leaf.place for leaf in leaves(chain)), None)
+def _place_of(chain: Chain) -> Place | None:
+    return next((leaf.place for leaf in leaves_of(chain)), None)
 
 
 class _Root:
-    """The root function while it is written: its inputs and the values that layers share."""
+    """The root function while it is built: its inputs and the values that layers share."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -73,7 +73,7 @@ class _Root:
         self.lent: dict[tuple[int, Lent], tuple[Value, ...]] = {}
 
     def position(self, name: str) -> Value:
-        """Query and key positions, and the length of the call, are made when the first mask or table asks for them."""
+        """A root value by name. Positions and the call's length are made when a mask or table first needs them."""
         if name not in self.named:
             ids, mask, places = (self.named[n.name] for n in self.inputs)
             made = {
@@ -109,14 +109,14 @@ class _Root:
         return x
 
     def layer(self, piece: Piece, x: Value, index: int) -> Value:
-        given = [value for asked in piece.asks for value in self._given(asked, index)]
-        name, place = f"layers.{index}", _place(self.decoder.layers[index])
+        given = [value for asked in piece.asks for value in self._values_for(asked, index)]
+        name, place = f"layers.{index}", _place_of(self.decoder.layers[index])
         made = node(Call(piece.function), x, *given, name=name, place=place)
-        self.lent |= {(index, lent): values for lent, values in piece.lent(made).items()}
+        self.lent |= {(index, lent): values for lent, values in piece.lent_values(made).items()}
         return made[0]
 
-    def _given(self, asked: Asked, index: int) -> tuple[Value, ...]:
-        """Shared by all layers, or lent by the one whose keys and values this one reads."""
+    def _values_for(self, asked: Request, index: int) -> tuple[Value, ...]:
+        """Values shared by all layers, or lent by the layer whose keys and values this one reads."""
         if isinstance(asked, Shared):
             return self.shared[asked]
         return self.lent[self.sources[index, asked.label], asked]
@@ -140,14 +140,14 @@ class _Root:
 
 @dataclass
 class _Layers:
-    """Each layer's function; equal ones are one object, unlike ones of one kind of name are named apart."""
+    """Each layer's function. Equal ones are one object, others get names of their own."""
 
     decoder: Decoder
     intern: Interner = field(default_factory=Interner)
 
     @property
     def pieces(self) -> list[Piece]:
-        made: dict[object, Piece] = {}  # layers of a kind are one term: its object tells it, fast
+        made: dict[object, Piece] = {}  # by the term's identity, which layers of a kind share
         pieces: list[Piece] = []
         lends: dict[int, frozenset[str]] = {}
         for reading in self.decoder.readings:
@@ -168,14 +168,14 @@ class _Layers:
             raise GraphError(
                 f"layer kind {kind}: {error}", error.place, expected=error.expected, got=error.got
             ) from None
-        piece = scope.close("Layer", out, steps(chain))
-        return replace(piece, function=self._named(piece.function, kind))
+        piece = scope.close("Layer", out, steps_of(chain))
+        return replace(piece, function=self._intern(piece.function, kind))
 
-    def _named(self, function: Function, kind: str) -> Function:
+    def _intern(self, function: Function, kind: str) -> Function:
         """Interns from the inside out, so that the text of every function names each callee once."""
 
         def rule(n: Node, inputs: tuple[Value, ...]) -> Node | None:
-            return n.remade(op=Call(self._named(called(n), kind)), inputs=inputs) if is_call(n) else None
+            return n.remake(op=Call(self._intern(callee_of(n), kind)), inputs=inputs) if is_call(n) else None
 
         return self.intern(transform(function, rule), kind)
 
@@ -189,22 +189,22 @@ def _expand(term: Term, scope: Scope, x: Value) -> Value:
                 x = _expand(inner, scope, x)
             return x
         case Residual(body):
-            name = "after_" + _joined(body)
+            name = "after_" + _join_labels(body)
             branch = _expand(body, scope, x)
-            return _add(x, branch, scope.fresh(name), _place(body))
+            return _add(x, branch, scope.fresh_name(name), _place_of(body))
         case Sum(branches):
             values = [_expand(branch, scope, x) for branch in branches]
             total = values[0]
             for i, value in enumerate(values[1:], 2):
-                name = "_plus_".join(_main(branch) for branch in branches[:i])
-                total = _add(total, value, scope.fresh(name), _place(branches[i - 1]))
+                name = "_plus_".join(_main_label(branch) for branch in branches[:i])
+                total = _add(total, value, scope.fresh_name(name), _place_of(branches[i - 1]))
             return total
         case Scaled(factor):
-            return apply(Scale(factor), x, name=scope.fresh(f"scaled_{x.node.name}"), place=x.node.place)
+            return apply(Scale(factor), x, name=scope.fresh_name(f"scaled_{x.node.name}"), place=x.node.place)
 
 
 def _add(x: Value, branch: Value, name: str, place: Place | None) -> Value:
-    """A branch ends as wide as the stream that it edits."""
+    """x + branch. Raises GraphError where the branch is not as wide as the stream."""
     if x.type != branch.type:
         raise GraphError(
             f"{name}: the branch is not as wide as the stream",
@@ -215,35 +215,35 @@ def _add(x: Value, branch: Value, name: str, place: Place | None) -> Value:
     return apply(Add(), x, branch, name=name, place=place)
 
 
-def _main(term: Term) -> str:
-    """The label that a branch is known by: its mixer's or MLP's, else its last."""
-    labels = list(leaves(term))
+def _main_label(term: Term) -> str:
+    """The label that names a branch: that of its attention or MLP, else the last one."""
+    labels = list(leaves_of(term))
     mixers = [leaf.label for leaf in labels if not isinstance(leaf.part, Norm)]
     return (mixers or [leaf.label for leaf in labels[-1:]] or ["scaling"])[0]
 
 
-def _joined(body: Chain) -> str:
+def _join_labels(body: Chain) -> str:
     sums = [term for term in body.terms if isinstance(term, Sum)]
     branches: Iterable[Term] = sums[0].branches if sums else (body,)
-    return "_and_".join(_main(branch) for branch in branches)
+    return "_and_".join(_main_label(branch) for branch in branches)
 
 
-def drawing(term: Term, x: str = "x") -> str:
+def formula_of(term: Term, x: str = "x") -> str:
     """The term as a formula: x + attention(attention_norm(x)); the steps of a whole layer stand apart."""
     match term:
         case Leaf(label, _, _):
             return f"{label}({x})"
         case Chain(terms):
             for inner in terms:
-                x = drawing(inner, x)
+                x = formula_of(inner, x)
             return x
         case Residual(body):
-            return f"{x} + {drawing(body, x)}"
+            return f"{x} + {formula_of(body, x)}"
         case Sum(branches):
-            return " + ".join(drawing(branch, x) for branch in branches)
+            return " + ".join(formula_of(branch, x) for branch in branches)
         case Scaled(factor):
             return f"{factor:g} * ({x})" if " " in x else f"{factor:g} * {x}"
 
 
-def steps(layer: Chain) -> str:
-    return "; ".join(f"x = {drawing(term)}" for term in layer.terms)
+def steps_of(layer: Chain) -> str:
+    return "; ".join(f"x = {formula_of(term)}" for term in layer.terms)

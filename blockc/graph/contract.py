@@ -1,7 +1,7 @@
-"""contract: what a graph takes, gives and holds between calls, worked out once from the function itself.
+"""contract: what a graph takes, returns and keeps between calls, derived once from the function itself.
 
-Who feeds a graph reads it here: the proof, the runtimes, reports and both emitters. It is written into a build's
-manifest, and `verify` works it out anew.
+The proof, the runtimes, reports and both emitters read it to feed a graph. It is written into a build's manifest, and
+`verify` derives it again.
 
 input_ids (B, S), attention_mask (B, T), position_ids (B, S), with a buffer write_indices (B)
 logits (B, S, V), or (B, 1, V) of the last token alone, or top_logits and top_tokens (B, 1, k)
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from blockc.ir import B, Dtype, Function, Input, M, Node, P, S, Sides, Type, Value, functions, is_past
+from blockc.ir import B, Dtype, Function, Input, M, Node, P, S, Sides, Type, Value, functions_of, is_past
 
 IDS, MASK, POSITIONS, WHERE = "input_ids", "attention_mask", "position_ids", "write_indices"
 LOGITS, TOP_LOGITS, TOP_TOKENS = "logits", "top_logits", "top_tokens"
@@ -35,7 +35,7 @@ def present_name(number: int, state: str) -> str:
 
 
 def past_of(name: str) -> tuple[int, str] | None:
-    """The number and the state of an input that takes a past; nothing of any other."""
+    """(number, state) of an input that takes a past; None for any other."""
     found = _NAMED.fullmatch(name)
     return (int(found[1]), found[2]) if found else None
 
@@ -50,8 +50,8 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Held:
-    """A state: the input that takes what an earlier call gave, and the output that gives it to the next.
+class StatePort:
+    """A state: the input that takes it from an earlier call, and the output that passes it to the next.
 
     It grows along one axis by the tokens of each call, or is of one size and starts as zeros. `in_place`: both may be
     one piece of memory.
@@ -66,7 +66,7 @@ class Held:
     grows: int | None
     in_place: bool
 
-    def sized(self, rows: int, length: int) -> tuple[int, ...]:
+    def shape_for(self, rows: int, length: int) -> tuple[int, ...]:
         """The past's shape for so many rows, and so many tokens where it grows."""
         sizes = (length if i == self.grows else rows if size == str(B) else size for i, size in enumerate(self.shape))
         return tuple(map(int, sizes))
@@ -74,7 +74,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Contract:
-    """How a graph is fed, and what comes of it.
+    """How a graph is fed, and what it returns.
 
     feeding  joined: attention_mask (B, T) has a column for each call's new tokens, the same for all rows
              buffer: it is as long as the cache, and write_indices say where each row's new tokens go
@@ -86,7 +86,7 @@ class Contract:
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    held: tuple[Held, ...]
+    held: tuple[StatePort, ...]
     feeding: Feeding
     one_row: bool
     vocab: int | None
@@ -97,13 +97,13 @@ class Contract:
 
     @property
     def top(self) -> int:
-        """How many of the highest logits come, largest first; 0: all do."""
+        """How many of the highest logits are returned, largest first; 0: all."""
         port = self.output(TOP_TOKENS)
         return port.shape[-1] if port is not None and isinstance(port.shape[-1], int) else 0
 
     @property
-    def every(self) -> bool:
-        """Whether logits come of every new token; else of the last one alone."""
+    def logits_of_every_token(self) -> bool:
+        """Whether logits of every new token are returned, and not only of the last one."""
         port = self.output(LOGITS)
         return port is not None and port.shape[1] == str(S)
 
@@ -117,45 +117,45 @@ class Contract:
         return self.feeding != "joined" and all(held.in_place and held.grows is not None for held in self.held)
 
 
-def contract(function: Function) -> Contract:
-    """Of a root function, with or without states. Called functions are looked through, but for `in_place`."""
+def contract_of(function: Function) -> Contract:
+    """The contract of a root function, with or without states. `in_place` is only found outside called functions."""
     pasts = [n for n in function.inputs if is_past(n)]
-    inputs = tuple(_port(n.name, n.types[0]) for n in function.inputs if not is_past(n))
+    inputs = tuple(_make_port(n.name, n.types[0]) for n in function.inputs if not is_past(n))
     readers: dict[Value, list[Node]] = {n[0]: [] for n in pasts}
     for n in function.nodes:
         for value in n.inputs:
             if value in readers:
                 readers[value].append(n)
     given = dict(function.outputs)
-    held = tuple(_held(n, readers[n[0]], given) for n in pasts)
+    held = tuple(_state_port(n, readers[n[0]], given) for n in pasts)
     presents = {each.present for each in held}
-    ops = dict.fromkeys(n.op for each in functions(function) for n in each.nodes)
+    ops = dict.fromkeys(n.op for each in functions_of(function) for n in each.nodes)
     rows, buffer = any(op.by_rows for op in ops), any(port.name == WHERE for port in inputs)
     return Contract(
         inputs=inputs,
-        outputs=tuple(_port(name, value.type) for name, value in given.items() if name not in presents),
+        outputs=tuple(_make_port(name, value.type) for name, value in given.items() if name not in presents),
         held=held,
         feeding="rows" if rows else "buffer" if buffer else "joined",
         one_row=any(op.one_row for op in ops),
-        vocab=_vocab(given),
+        vocab=_vocab_of(given),
         sides=tuple(dict.fromkeys(side for op in ops for side in op.sides())),
     )
 
 
-def _vocab(given: Mapping[str, Value]) -> int | None:
+def _vocab_of(given: Mapping[str, Value]) -> int | None:
     logits = given.get(LOGITS) or (given[TOP_LOGITS].node.inputs[0] if TOP_LOGITS in given else None)
     return None if logits is None else logits.type.shape[-1].value
 
 
-def _port(name: str, type_: Type) -> Port:
-    return Port(name, type_.dtype, _shape(type_))
+def _make_port(name: str, type_: Type) -> Port:
+    return Port(name, type_.dtype, _extents_of(type_))
 
 
-def _shape(type_: Type) -> tuple[Extent, ...]:
+def _extents_of(type_: Type) -> tuple[Extent, ...]:
     return tuple(size.value if size.value is not None else str(size) for size in type_.shape)
 
 
-def _held(n: Node, readers: Sequence[Node], given: Mapping[str, Value]) -> Held:
+def _state_port(n: Node, readers: Sequence[Node], given: Mapping[str, Value]) -> StatePort:
     assert isinstance(n.op, Input) and n.op.past is not None
     type_ = n.op.type
     named = past_of(n.name)
@@ -163,12 +163,12 @@ def _held(n: Node, readers: Sequence[Node], given: Mapping[str, Value]) -> Held:
     number, state = named
     present = present_name(number, state)
     grows = next((axis for axis, size in enumerate(type_.shape) if size in (P, M)), None)
-    in_place = _in_place(n, readers, given[present])
-    return Held(n.name, present, number, state, type_.dtype, _shape(type_), grows, in_place)
+    in_place = _is_in_place(n, readers, given[present])
+    return StatePort(n.name, present, number, state, type_.dtype, _extents_of(type_), grows, in_place)
 
 
-def _in_place(past: Node, readers: Sequence[Node], present: Value) -> bool:
-    """Nobody reads the past but the op that makes the present, and that writes where it reads."""
+def _is_in_place(past: Node, readers: Sequence[Node], present: Value) -> bool:
+    """Whether only the op that makes the present reads the past, and writes into the same memory."""
     if readers != [present.node]:
         return False
     shared = present.node.op.shares()

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from blockc.ir import Array, Function, GraphError, Param, Type, Value, called, is_call
+from blockc.ir import Array, Function, GraphError, Param, Type, Value, callee_of, is_call
 
 Watch = Callable[[str, Array], None]
 
 
-def run(
+def interpret(
     function: Function,
     inputs: Mapping[str, Array],
     params: Mapping[str, Array],
@@ -19,7 +19,7 @@ def run(
 ) -> dict[str, Array]:
     """The outputs by name. `params` are by path; `watch` is called with the name and the array of every value.
 
-    Raises GraphError where an input is missing or an array has not the shape that was inferred for it.
+    Raises GraphError where an input is missing or an array does not have the shape that was inferred for it.
     """
     sizes: dict[str, int] = {}
     arrays: list[Array] = []
@@ -32,20 +32,20 @@ def run(
     for n, array in zip(function.inputs, arrays, strict=True):
         _solve(n.types[0], array, sizes)
     for n, array in zip(function.inputs, arrays, strict=True):
-        _check(n.name, n.types[0], array, sizes)
+        _check_shape(n.name, n.types[0], array, sizes)
     results = _run(function, arrays, params, sizes, "", watch)
     return dict(zip(function.output_names, results, strict=True))
 
 
 def _bind(type_: Type, array: Array, sizes: dict[str, int]) -> None:
-    """The symbols that stand alone as an axis are read off the arrays."""
+    """Takes the size of each symbol that is an axis by itself from the array."""
     for dim, extent in zip(type_.shape, array.shape, strict=False):
         if dim.symbol is not None:
             sizes.setdefault(dim.symbol, extent)
 
 
 def _solve(type_: Type, array: Array, sizes: dict[str, int]) -> None:
-    """The one symbol of an axis that is not known yet: P of P + S, where no past has it as an axis."""
+    """Solves an axis with one unknown symbol: P of P + S, where no past has it as an axis."""
     for dim, extent in zip(type_.shape, array.shape, strict=False):
         unknown = [term for term in dim.terms if any(symbol not in sizes for symbol in term[0])]
         if len(unknown) == 1 and len(unknown[0][0]) == unknown[0][1] == 1:
@@ -53,13 +53,13 @@ def _solve(type_: Type, array: Array, sizes: dict[str, int]) -> None:
             sizes[name] = extent - dim.at({**sizes, name: 0})
 
 
-def _check(name: str, type_: Type, array: Array, sizes: dict[str, int]) -> None:
+def _check_shape(name: str, type_: Type, array: Array, sizes: dict[str, int]) -> None:
     wanted = tuple(dim.at(sizes) for dim in type_.shape)
     if array.shape != wanted:
         raise GraphError(f"{name}: {type_} is {wanted} here", expected=str(wanted), got=str(array.shape))
 
 
-def _owned(param: Param, array: Array) -> Array:
+def _as_float64(param: Param, array: Array) -> Array:
     return np.asarray(array, np.float64) if param.dtype in ("float", "float32") else np.asarray(array)
 
 
@@ -76,12 +76,12 @@ def _run(
         inputs = [values[value] for value in n.inputs]
         path = prefix + n.name
         if is_call(n):
-            results = _run(called(n), inputs, params, sizes, f"{path}.", watch)
+            results = _run(callee_of(n), inputs, params, sizes, f"{path}.", watch)
         else:
-            owned = tuple(_owned(param, params[prefix + param.name]) for param in n.params)
+            owned = tuple(_as_float64(param, params[prefix + param.name]) for param in n.params)
             results = list(n.op.numpy(tuple(inputs), owned))
         for i, (array, type_) in enumerate(zip(results, n.types, strict=True)):
-            _check(path, type_, array, sizes)
+            _check_shape(path, type_, array, sizes)
             values[n[i]] = array
             if watch is not None and (i == 0 or not is_call(n)):
                 watch(prefix + n[i].name, array)

@@ -1,4 +1,4 @@
-"""What a graph is made for: whose operators, which float type, which logits, and how it holds its cache."""
+"""What a graph is made for: whose operators, which float type, which logits, and how it keeps its cache."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from dataclasses import dataclass
 from typing import Literal
 
 from blockc.basics.errors import UsageError
-from blockc.basics.floats import Dtype
+from blockc.basics.floats import FloatType
 from blockc.basics.opsets import OPSETS
 
 Provider = Literal["cpu", "cuda"]
 Logits = Literal["all", "last"] | int
-Cache = Literal["joined", "buffer"]
+CacheKind = Literal["joined", "buffer"]
 Padding = Literal["any", "right"]
 
-DEFAULT: dict[Provider | None, Dtype] = {None: "fp32", "cpu": "fp32", "cuda": "fp16"}
+DEFAULT: dict[Provider | None, FloatType] = {None: "fp32", "cpu": "fp32", "cuda": "fp16"}
 
 
 @dataclass(frozen=True)
 class Target:
     """`provider` names the execution provider of onnxruntime whose own operators are used; None: any runtime's.
 
-    `logits` are given of all tokens or of the last one; a number k: the k highest of the last one, and whose they are.
+    `logits` are returned for all tokens or the last one; a number k: the k highest of the last one, with their tokens.
     `cache` is how the portable graph keeps keys and values: `joined`, past and new in a new tensor, or `buffer`, new
-    ones written into a tensor of fixed length. A provider's own attention takes both. `packed` says that weights may
-    be laid side by side, for they are copied: queries, keys and values are then one product. `padding` is where a
+    ones written into a tensor of fixed length. A provider's own attention takes both. `packed`: the weights are
+    copied and may be joined, so that queries, keys and values are one product. `padding` is where a
     batch's rows may be padded: with `right` a provider's attention goes by the rows' lengths and adds no mask, which is
-    the only way on CUDA. `opset` is the one of ai.onnx in whose operators the portable graph is said; None: the usual
-    one, or the next that has what the graph needs.
+    the only way on CUDA. `opset` is that of ai.onnx whose operators the portable graph uses; None: the usual
+    one, or the next that has all operators that the graph needs.
     """
 
     provider: Provider | None = None
-    dtype: Dtype = "fp32"
+    dtype: FloatType = "fp32"
     logits: Logits = "all"
-    cache: Cache = "joined"
+    cache: CacheKind = "joined"
     packed: bool = False
     padding: Padding = "any"
     opset: int | None = None

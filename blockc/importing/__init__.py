@@ -1,6 +1,6 @@
-"""A config.json to the spec that a person would have written. Nothing of a model type stands here: its map says it.
+"""A config.json to the spec that a person would write. The map of its model type says what its keys mean.
 
-The tree that is made is one of a spec whose values lie in config.json, so that whatever is wrong has its line there.
+The result is the tree of a spec whose values have their places in config.json, so that each fault has its line there.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from blockc.basics.errors import shown
+from blockc.basics.errors import escape
 from blockc.diagnostics.importing import CONFIG_MISSING, CONFIG_VALUE, MODEL_TYPE, QUANTISED_WEIGHTS, READ_OTHERWISE
-from blockc.importing.layers import with_layers
+from blockc.importing.layers import add_layers
 from blockc.importing.maps import load_map, model_types
-from blockc.importing.values import MOST_LAYERS, Names, Reading
+from blockc.importing.values import MOST_LAYERS, ConfigReader, Names
 from blockc.language.spec.keys import name_fault
 from blockc.source import (
     Entry,
@@ -25,9 +25,9 @@ from blockc.source import (
     SpecError,
     Tree,
     finding,
-    plain,
     read_bytes,
     suggest,
+    to_plain,
 )
 from blockc.source.jsontext import is_null, parse_json
 
@@ -40,11 +40,11 @@ TIED = "tie_word_embeddings"  # said around a language model, and meant of it
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportResult:
     """A spec's tree, the model type that it comes from, and what is to be known of it: warnings and notes by place.
 
     `whole` is the tree with all that follows from other keys; `names` are the keys of config.json, and their values, by
-    the line and column where these stand; `passed` are those that a lenient reading went past.
+    the line and column where these stand; `skipped` are the unknown keys that a lenient reading skipped.
     """
 
     tree: MappingNode
@@ -52,76 +52,76 @@ class Imported:
     warnings: tuple[Finding, ...]
     whole: MappingNode
     names: Names
-    passed: tuple[str, ...]
+    skipped: tuple[str, ...]
 
 
-def config_file(path: Path) -> Path | None:
+def find_config(path: Path) -> Path | None:
     """The config.json at a path: a .json file, or the one in a folder."""
     if path.is_dir():
         return path / CONFIG if (path / CONFIG).exists() else None
     return path if path.suffix == ".json" else None
 
 
-def read_config(path: Path) -> Imported:
+def import_config_file(path: Path) -> ImportResult:
     """The config.json as a spec. Raises SpecError with all that is wrong, by line and column."""
-    return from_config(read_bytes(path), str(path), _name(path))
+    return import_config(read_bytes(path), str(path), _name_from_path(path))
 
 
-def from_config(data: bytes, file: str, name: str, lenient: bool = False) -> Imported:
-    return from_tree_of(parse_json(data, file), name, lenient)
+def import_config(data: bytes, file: str, name: str, lenient: bool = False) -> ImportResult:
+    return import_tree(parse_json(data, file), name, lenient)
 
 
-def from_tree_of(whole: MappingNode, name: str, lenient: bool = False) -> Imported:
-    """A config.json that is parsed. A `lenient` reading goes past unknown keys that do not tell of the function."""
-    chosen = _language_model(whole)
+def import_tree(whole: MappingNode, name: str, lenient: bool = False) -> ImportResult:
+    """The spec of a parsed config.json. `lenient` skips unknown keys whose names do not suggest an effect."""
+    chosen = _find_language_model(whole)
     try:
-        return _imported(chosen, name, lenient)
+        return _import(chosen, name, lenient)
     except SpecError as error:
         here = chosen.place
         raise SpecError(f if f.place.file == here.file else replace(f, place=here) for f in error.findings) from None
 
 
-def _imported(chosen: _Chosen, name: str, lenient: bool) -> Imported:
+def _import(chosen: _LanguageConfig, name: str, lenient: bool) -> ImportResult:
     config = chosen.config
-    reading = Reading(load_map(chosen.model_type), _unquantised(config, chosen.faults), lenient=lenient)
+    reading = ConfigReader(load_map(chosen.model_type), _drop_quantisation(config, chosen.faults), lenient=lenient)
     reading.faults += chosen.faults
     spec = reading.map.spec.entries
-    depth = plain(reading.tree(spec["depth"].value)) if "depth" in spec else 0
+    depth = to_plain(reading.tree(spec["depth"].value)) if "depth" in spec else 0
     reading.depth = depth if isinstance(depth, int) and 0 < depth <= MOST_LAYERS else 0
     base = reading.tree(MappingNode({key: entry for key, entry in spec.items() if key != "layers"}, config.place))
     layers = reading.tree(spec["layers"].value) if "layers" in spec and reading.depth else None
     reading.close()
     assert isinstance(base, MappingNode) and (layers is None or isinstance(layers, MappingNode))
-    made = _placed(with_layers(base, layers, reading), chosen.place)
+    made = _set_places(add_layers(base, layers, reading), chosen.place)
     assert isinstance(made, MappingNode)
     first = {"blockc": ScalarNode(1, config.place, "1"), "name": ScalarNode(name, config.place, name)}
     head = {key: Entry(config.place, value) for key, value in first.items()}
-    said = (*reading.warnings, *_said_around(chosen, reading))
+    said = (*reading.warnings, *_find_ignored_keys(chosen, reading))
     tree = MappingNode({**head, **made.entries}, config.place)
     whole = {**base.entries, **({"layers": Entry(config.place, layers)} if layers is not None else {})}
-    placed = _placed(MappingNode(whole, config.place), chosen.place)
+    placed = _set_places(MappingNode(whole, config.place), chosen.place)
     assert isinstance(placed, MappingNode)
-    return Imported(tree, chosen.model_type, said, placed, reading.names, tuple(reading.passed))
+    return ImportResult(tree, chosen.model_type, said, placed, reading.names, tuple(reading.skipped))
 
 
-def _placed(tree: Tree, place: Place) -> Tree:
-    """What only the model type's map says stands, for whoever reads config.json, where that names the model type."""
+def _set_places(tree: Tree, place: Place) -> Tree:
+    """Moves places in the map to the place in config.json that names the model type."""
     here = tree.place if tree.place.file == place.file else place
     match tree:
         case ScalarNode():
             return ScalarNode(tree.value, here, tree.text, tree.quoted)
         case SequenceNode():
-            return SequenceNode(tuple(_placed(item, place) for item in tree.items), here)
+            return SequenceNode(tuple(_set_places(item, place) for item in tree.items), here)
         case MappingNode():
             entries = {
-                key: Entry(entry.key if entry.key.file == place.file else place, _placed(entry.value, place))
+                key: Entry(entry.key if entry.key.file == place.file else place, _set_places(entry.value, place))
                 for key, entry in tree.entries.items()
             }
             return MappingNode(entries, here)
 
 
 @dataclass
-class _Chosen:
+class _LanguageConfig:
     """The config of what generates text, what stands around it, and what is not understood of that."""
 
     model_type: str
@@ -131,63 +131,63 @@ class _Chosen:
     faults: list[Finding] = field(default_factory=list[Finding])
 
 
-def _language_model(whole: MappingNode) -> _Chosen:
+def _find_language_model(whole: MappingNode) -> _LanguageConfig:
     """What lies under text_config, where there is such; towers beside it, and their keys, are without effect on it."""
-    word = _word(whole)
+    word = _model_type_word(whole)
     map_ = load_map(word) if word in model_types() else None
     if map_ is not None and map_.inner is None:
-        return _Chosen(word, whole, whole.entries["model_type"].value.place)
+        return _LanguageConfig(word, whole, whole.entries["model_type"].value.place)
     key, known = map_.inner if map_ is not None and map_.inner is not None else (INNER, "")
     inner = whole.entries[key].value if key in whole.entries else None
     if not isinstance(inner, MappingNode):
         if map_ is None:
-            raise _unknown(word, whole)
+            raise _unknown_type(word, whole)
         raise SpecError([finding(CONFIG_MISSING, whole.place, f"missing key {key}",
                                  expected="the config of the language model")])  # fmt: skip
     faults: list[Finding] = []
-    around = _unquantised(
+    around = _drop_quantisation(
         MappingNode({name: e for name, e in whole.entries.items() if name != key}, whole.place), faults
     )
-    said = _model_type(inner) if "model_type" in inner.entries or not known else known
+    said = _read_model_type(inner) if "model_type" in inner.entries or not known else known
     place = inner.entries["model_type"].value.place if "model_type" in inner.entries else inner.place
     if TIED in around.entries and not is_null(around.entries[TIED].value):
-        inner = _tied(inner, around.entries[TIED], faults)
-    return _Chosen(said, inner, place, around, faults)
+        inner = _merge_tied(inner, around.entries[TIED], faults)
+    return _LanguageConfig(said, inner, place, around, faults)
 
 
-def _tied(inner: MappingNode, around: Entry, faults: list[Finding]) -> MappingNode:
+def _merge_tied(inner: MappingNode, around: Entry, faults: list[Finding]) -> MappingNode:
     """The outer key says it of the language model, whose own must not say otherwise."""
     own = inner.entries.get(TIED)
     if own is None or is_null(own.value):
         return MappingNode({**inner.entries, TIED: around}, inner.place)
-    if plain(own.value) != plain(around.value):
+    if to_plain(own.value) != to_plain(around.value):
         message = f"{TIED} of the language model and of the whole differ"
         others = [("the other is here", around.key)]
         faults.append(finding(CONFIG_VALUE, own.key, message, expected="one of the two", others=others))
     return inner
 
 
-def _said_around(chosen: _Chosen, reading: Reading) -> list[Finding]:
+def _find_ignored_keys(chosen: _LanguageConfig, reading: ConfigReader) -> list[Finding]:
     """Keys of the language model that stand around it and say otherwise: they are those of another tower."""
     found: list[Finding] = []
     for name, entry in chosen.around.entries.items() if chosen.around is not None else ():
         if name not in reading.map.read or name == TIED or isinstance(entry.value, MappingNode) or is_null(entry.value):
             continue
-        taken = plain(reading.key(name))
-        if taken != plain(entry.value):
+        taken = to_plain(reading.key(name))
+        if taken != to_plain(entry.value):
             message = f"{name} stands around the language model, and is not read: that of {INNER} is {taken}"
             found.append(finding(READ_OTHERWISE, entry.value.place, message))
     return found
 
 
-def _unquantised(config: MappingNode, faults: list[Finding]) -> MappingNode:
-    """Without what says how the weights are quantised, which is a fault of its own: no map knows it."""
+def _drop_quantisation(config: MappingNode, faults: list[Finding]) -> MappingNode:
+    """The config without its quantisation keys, which are a fault of their own: no map has them."""
     found = {key: config.entries[key] for key in QUANTISED if key in config.entries}
     for key, entry in found.items():
         if is_null(entry.value) or (isinstance(entry.value, MappingNode) and not entry.value.entries):
             continue
         method = entry.value.entries.get("quant_method") if isinstance(entry.value, MappingNode) else None
-        how = f" by {shown(str(plain(method.value)))}" if method is not None else ""
+        how = f" by {escape(str(to_plain(method.value)))}" if method is not None else ""
         faults.append(
             finding(
                 QUANTISED_WEIGHTS,
@@ -200,36 +200,36 @@ def _unquantised(config: MappingNode, faults: list[Finding]) -> MappingNode:
     return MappingNode({key: entry for key, entry in config.entries.items() if key not in found}, config.place)
 
 
-def stranger(whole: MappingNode) -> str | None:
+def why_unknown(whole: MappingNode) -> str | None:
     """Why no map reads this config.json; None where one does."""
     try:
-        _language_model(whole)
+        _find_language_model(whole)
     except SpecError as error:
         first = error.findings[0]
         return first.message if first.code in (MODEL_TYPE, CONFIG_MISSING) else None
     return None
 
 
-def _model_type(config: MappingNode) -> str:
+def _read_model_type(config: MappingNode) -> str:
     """One that has a map. Raises SpecError."""
-    word = _word(config)
+    word = _model_type_word(config)
     if word not in model_types():
-        raise _unknown(word, config)
+        raise _unknown_type(word, config)
     return word
 
 
-def _word(config: MappingNode) -> str:
+def _model_type_word(config: MappingNode) -> str:
     if "model_type" not in config.entries:
         raise SpecError([finding(CONFIG_MISSING, config.place, "missing key model_type",
                                  expected="one of " + ", ".join(model_types()))])  # fmt: skip
     tree = config.entries["model_type"].value
-    word = plain(tree)
+    word = to_plain(tree)
     if not isinstance(word, str):
         raise SpecError([finding(CONFIG_VALUE, tree.place, "model_type is a word", expected="a text")])
     return word
 
 
-def _unknown(word: str, config: MappingNode) -> SpecError:
+def _unknown_type(word: str, config: MappingNode) -> SpecError:
     near = suggest(word, model_types())
     hint = f"did you mean {near}?" if near else "write its spec by hand, or its map: CONTRIBUTING.md has the recipe"
     place = config.entries["model_type"].value.place
@@ -237,8 +237,8 @@ def _unknown(word: str, config: MappingNode) -> SpecError:
                               expected=", ".join(model_types()), hint=hint)])  # fmt: skip
 
 
-def _name(path: Path) -> str:
-    """That of the folder, or of the file where it has one of its own; in a download cache, of the model."""
+def _name_from_path(path: Path) -> str:
+    """The name of the folder, or of the file unless it is config.json; in a download cache, the name of the model."""
     path = path.absolute()
     word = path.parent.name if path.name == CONFIG else path.stem
     if path.name == CONFIG and path.parent.parent.name == "snapshots":

@@ -1,6 +1,6 @@
-"""What a function computes with, by the spec's key for it: of each layer, and of what stands around them.
+"""The figures that a function computes with, by the spec's keys: for each layer, and for the ops around the layers.
 
-A wrong theta, eps, window or number of heads changes no tensor's name and no shape, so that nothing else would tell.
+A wrong theta, eps, window or number of heads changes no tensor's name and no shape, so that no other check sees it.
 """
 
 from __future__ import annotations
@@ -8,85 +8,88 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from blockc.basics.errors import shown
+from blockc.basics.errors import escape
 from blockc.graph.contract import LOGITS
-from blockc.ir import Fact, Function, Node, Value, before, called, inline, is_call, layers
+from blockc.ir import Fact, Function, Node, Value, ancestors_of, callee_of, inline, is_call, layers_of
 from blockc.ops import Alibi, Linear, RotaryTable, Scale, Visible
 
 CLOSE = 1e-6  # a file's float is one of 32 bits
 
 
-def figures(function: Function) -> dict[str, set[Fact]]:
+def figures_of(function: Function) -> dict[str, set[Fact]]:
     """By the spec's key, the values that the function computes with: several where its layers differ."""
     found: dict[str, set[Fact]] = {}
-    for values in by_layer(function).values():
+    for values in figures_by_layer(function).values():
         for key, each in values.items():
             found.setdefault(key, set()).update(each)
     return found
 
 
-def by_layer(function: Function) -> dict[int | None, dict[str, set[Fact]]]:
+def figures_by_layer(function: Function) -> dict[int | None, dict[str, set[Fact]]]:
     """The same of each layer, masks and tables that it is handed among it; under None what stands outside of them."""
-    calls = layers(function)
-    flat = {layer: inline(layer) for layer in dict.fromkeys(map(called, calls))}
+    calls = layers_of(function)
+    flat = {layer: inline(layer) for layer in dict.fromkeys(map(callee_of, calls))}
     outside = [n for n in function.nodes if not isinstance(n.op, Visible | RotaryTable | Alibi)]  # those are of layers
-    around = (each for n in outside for each in (*_figures(n), *_around(n)))
+    around = (each for n in outside for each in (*_figures_of_node(n), *_scale_outside_layers(n)))
     return {
-        **{i: gathered(_layer(call, flat[called(call)])) for i, call in enumerate(calls)},
-        None: gathered([*around, ("depth", len(calls)), *_sizes(function)]),
+        **{i: gather(_figures_of_layer(call, flat[callee_of(call)])) for i, call in enumerate(calls)},
+        None: gather([*around, ("depth", len(calls)), *_sizes_of(function)]),
     }
 
 
-def gathered(said: Iterable[tuple[str, Fact]]) -> dict[str, set[Fact]]:
+def gather(said: Iterable[tuple[str, Fact]]) -> dict[str, set[Fact]]:
     found: dict[str, set[Fact]] = {}
     for key, value in said:
         found.setdefault(key, set()).add(value)
     return found
 
 
-def _layer(call: Node, flat: Function) -> Iterator[tuple[str, Fact]]:
+def _figures_of_layer(call: Node, flat: Function) -> Iterator[tuple[str, Fact]]:
     for n in (*flat.nodes, *(value.node for value in call.inputs[1:])):
-        yield from _figures(n)
+        yield from _figures_of_node(n)
         if isinstance(n.op, Scale):
             yield "residual_scale", n.op.factor
 
 
-def _figures(n: Node) -> Iterator[tuple[str, Fact]]:
-    """What the op states, and which of its matrices have a bias."""
+def _figures_of_node(n: Node) -> Iterator[tuple[str, Fact]]:
+    """The op's figures, and which matrices have a bias."""
     yield from n.op.figures(*(value.type for value in n.inputs))
     if isinstance(n.op, Linear):
         yield from (("biases", param.name) for param in n.params if param.role == "bias")
 
 
-def _around(n: Node) -> Iterator[tuple[str, Fact]]:
+def _scale_outside_layers(n: Node) -> Iterator[tuple[str, Fact]]:
     """A factor before the layers is the embedding's, one behind them the logits'."""
     if isinstance(n.op, Scale):
-        yield "head.scale" if any(map(is_call, before([n]))) else "embedding.scale", n.op.factor
+        yield "head.scale" if any(map(is_call, ancestors_of([n]))) else "embedding.scale", n.op.factor
 
 
-def _sizes(function: Function) -> Iterator[tuple[str, Fact]]:
+def _sizes_of(function: Function) -> Iterator[tuple[str, Fact]]:
     """The stream is as wide as the first layer's input, and the logits as the vocab. A head is tied to a table."""
-    calls = layers(function)
-    yield from (("vocab", _wide(function.output(LOGITS))), *(("width", _wide(first.inputs[0])) for first in calls[:1]))
+    calls = layers_of(function)
+    yield from (
+        ("vocab", _width_of(function.output(LOGITS))),
+        *(("width", _width_of(first.inputs[0])) for first in calls[:1]),
+    )
     matrices = (param for n in function.nodes if isinstance(n.op, Linear) for param in n.params)
     yield "head.tied", any(param.role == "table" for param in matrices)
 
 
-def _wide(value: Value) -> int | None:
+def _width_of(value: Value) -> int | None:
     return value.type.shape[-1].value
 
 
-def same(a: Fact, b: Fact) -> bool:
+def equal_figures(a: Fact, b: Fact) -> bool:
     match a, b:
         case tuple(), tuple():
-            return len(a) == len(b) and all(map(same, a, b))
+            return len(a) == len(b) and all(map(equal_figures, a, b))
         case ((int() | float()), (int() | float())):
             return math.isclose(a, b, rel_tol=CLOSE)
         case _:
             return a == b
 
 
-def text(value: Fact) -> str:
+def figure_text(value: Fact) -> str:
     match value:
         case None:
             return "none"
@@ -97,4 +100,4 @@ def text(value: Fact) -> str:
         case tuple():
             return "1" if set(value) == {1.0} else f"{min(value):.4g} to {max(value):.4g}"
         case _:
-            return shown(value)
+            return escape(value)

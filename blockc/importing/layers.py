@@ -1,4 +1,4 @@
-"""Layers: the kinds that a config.json lists, as first and pattern; and specs without what goes without saying."""
+"""Layers: the kinds that a config.json lists, as first and pattern; and specs without redundant keys."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from blockc.diagnostics.importing import CONFIG_VALUE
-from blockc.importing.values import Reading, is_none
+from blockc.importing.values import ConfigReader, is_none
 from blockc.language.spec.layers import merge
-from blockc.source import Entry, MappingNode, Place, ScalarNode, SequenceNode, SpecError, Tree, at, finding, plain
+from blockc.source import (
+    Entry,
+    MappingNode,
+    Place,
+    ScalarNode,
+    SequenceNode,
+    SpecError,
+    Tree,
+    finding,
+    to_plain,
+    tree_at,
+)
 
 CLOSE = 1e-9
 SEARCHED = 256  # layers before which a pattern must begin
@@ -18,39 +29,39 @@ KeyPath = tuple[str, ...]
 _ONE = (("embedding", "scale"), ("head", "scale"), ("residual_scale",))
 
 
-def with_layers(base: MappingNode, layers: MappingNode | None, reading: Reading) -> MappingNode:
+def add_layers(base: MappingNode, layers: MappingNode | None, reading: ConfigReader) -> MappingNode:
     """The spec: the base with the kinds of its layers, or with the one kind that all are of."""
-    base = derived(without_none(base))
+    base = drop_derived(drop_none(base))
     if layers is None:
         return base
     listed = layers.entries["each"].value
     kinds = layers.entries["kinds"].value
     assert isinstance(kinds, MappingNode)  # a map says so
-    names = _names(listed, reading, kinds)
-    overlays = {name: _overlay(base, kinds.entries[name].value) for name in kinds.entries if name in names}
-    alike = {name: next(n for n, o in overlays.items() if plain(o) == plain(overlays[name])) for name in overlays}
+    names = _kind_names(listed, reading, kinds)
+    overlays = {name: _overlay_of(base, kinds.entries[name].value) for name in kinds.entries if name in names}
+    alike = {name: next(n for n, o in overlays.items() if to_plain(o) == to_plain(overlays[name])) for name in overlays}
     names = [alike[name] for name in names]
     if len(set(names)) == 1:
-        return derived(without_none(merge(base, overlays[names[0]])))
+        return drop_derived(drop_none(merge(base, overlays[names[0]])))
     place = listed.place
     used = {name: Entry(place, overlays[name]) for name in overlays if name in names}
-    first, pattern = _tiled(names)
+    first, pattern = _find_tiling(names)
     said = {"first": first, "pattern": pattern}
-    entries = {key: Entry(place, _runs(value, place)) for key, value in said.items() if value}
+    entries = {key: Entry(place, _run_entries(value, place)) for key, value in said.items() if value}
     entries["kinds"] = Entry(place, MappingNode(used, place))
     return MappingNode({**base.entries, "layers": Entry(place, MappingNode(entries, place))}, base.place)
 
 
-def _names(listed: Tree, reading: Reading, kinds: MappingNode) -> list[str]:
+def _kind_names(listed: Tree, reading: ConfigReader, kinds: MappingNode) -> list[str]:
     """The kind of each layer. Raises SpecError where they are not as many as the layers."""
-    names = [str(plain(each)) for each in listed.items] if isinstance(listed, SequenceNode) else []
+    names = [str(to_plain(each)) for each in listed.items] if isinstance(listed, SequenceNode) else []
     if len(names) != reading.depth or not set(names) <= kinds.entries.keys():
         raise SpecError([finding(CONFIG_VALUE, listed.place, "not a word for each layer",
                                  expected=f"{reading.depth}, one for each layer", got=str(len(names)))])  # fmt: skip
     return names
 
 
-def _tiled(names: list[str]) -> tuple[list[str], list[str]]:
+def _find_tiling(names: list[str]) -> tuple[list[str], list[str]]:
     """(What is laid once; what is tiled over the rest), of all such the fewest runs, and of these the shortest."""
     made: list[tuple[list[str], list[str]]] = []
     for first in range(min(len(names), SEARCHED)):
@@ -70,7 +81,7 @@ def _period(names: list[str]) -> int:
     return len(names) - border[-1]
 
 
-def _runs(names: list[str], place: Place) -> SequenceNode:
+def _run_entries(names: list[str], place: Place) -> SequenceNode:
     """[a, a, b] as [{a: 2}, b]"""
     items: list[Tree] = []
     for name, run in groupby(names):
@@ -80,33 +91,33 @@ def _runs(names: list[str], place: Place) -> SequenceNode:
     return SequenceNode(tuple(items), place)
 
 
-# What goes without saying
+# Redundant keys
 
 
-def without_none(tree: MappingNode) -> MappingNode:
-    """Without the keys that are none, and the mappings that hold nothing else."""
+def drop_none(tree: MappingNode) -> MappingNode:
+    """The tree without keys that are none, and without mappings that hold nothing else."""
     entries: dict[str, Entry] = {}
     for key, entry in tree.entries.items():
-        value = without_none(entry.value) if isinstance(entry.value, MappingNode) else entry.value
+        value = drop_none(entry.value) if isinstance(entry.value, MappingNode) else entry.value
         if not is_none(value) and not (isinstance(value, MappingNode) and not value.entries):
             entries[key] = Entry(entry.key, value)
     return MappingNode(entries, tree.place)
 
 
-def derived(tree: MappingNode) -> MappingNode:
-    """Without the keys whose value is the one that follows from the others."""
-    for path in list(_said_twice(tree)):
-        tree = _dropped(tree, path)
-    return without_none(tree)
+def drop_derived(tree: MappingNode) -> MappingNode:
+    """The tree without keys whose value follows from others."""
+    for path in list(_derived_paths(tree)):
+        tree = _drop_path(tree, path)
+    return drop_none(tree)
 
 
-def _said_twice(tree: MappingNode) -> Iterator[KeyPath]:
-    width, context = _number(tree, "width"), _number(tree, "context")
-    heads, kv_heads = _number(tree, "attention", "heads"), _number(tree, "attention", "kv_heads")
+def _derived_paths(tree: MappingNode) -> Iterator[KeyPath]:
+    width, context = _number_at(tree, "width"), _number_at(tree, "context")
+    heads, kv_heads = _number_at(tree, "attention", "heads"), _number_at(tree, "attention", "kv_heads")
     whole = width / heads if width and heads else None
-    said = _number(tree, "attention", "head_dim")
+    said = _number_at(tree, "attention", "head_dim")
     head_dim = said or whole
-    scale, window = _number(tree, "attention", "scale"), _number(tree, "attention", "window")
+    scale, window = _number_at(tree, "attention", "scale"), _number_at(tree, "attention", "window")
     if kv_heads is not None and kv_heads == heads:
         yield "attention", "kv_heads"
     if said is not None and said == whole:
@@ -115,46 +126,46 @@ def _said_twice(tree: MappingNode) -> Iterator[KeyPath]:
         yield "attention", "scale"
     if window and context and window >= context:
         yield "attention", "window"
-    if head_dim and _number(tree, "attention", "rope", "dims") == head_dim:
+    if head_dim and _number_at(tree, "attention", "rope", "dims") == head_dim:
         yield "attention", "rope", "dims"
-    if width and _number(tree, "embedding", "width") == width:
+    if width and _number_at(tree, "embedding", "width") == width:
         yield "embedding", "width"
-    yield from (path for path in _ONE if _number(tree, *path) == 1)
+    yield from (path for path in _ONE if _number_at(tree, *path) == 1)
 
 
-def _overlay(base: MappingNode, kind: Tree) -> MappingNode:
+def _overlay_of(base: MappingNode, kind: Tree) -> MappingNode:
     """What a kind says beside the base: neither a window as long as the context, nor what the base says."""
     assert isinstance(kind, MappingNode)  # a map says so
-    context, window = _number(base, "context"), _number(kind, "attention", "window")
+    context, window = _number_at(base, "context"), _number_at(kind, "attention", "window")
     if context and window and window >= context:
-        kind = _dropped(kind, ("attention", "window"))
-    return _beside(base, kind)
+        kind = _drop_path(kind, ("attention", "window"))
+    return _differences(base, kind)
 
 
-def _beside(base: MappingNode, kind: MappingNode) -> MappingNode:
+def _differences(base: MappingNode, kind: MappingNode) -> MappingNode:
     entries: dict[str, Entry] = {}
     for key, entry in kind.entries.items():
-        below = at(base, (key,))
+        below = tree_at(base, (key,))
         value = entry.value
         if isinstance(value, MappingNode):
-            value = _beside(below if isinstance(below, MappingNode) else MappingNode({}, value.place), value)
+            value = _differences(below if isinstance(below, MappingNode) else MappingNode({}, value.place), value)
             if value.entries:
                 entries[key] = Entry(entry.key, value)
-        elif (below is None and not is_none(value)) or (below is not None and plain(below) != plain(value)):
+        elif (below is None and not is_none(value)) or (below is not None and to_plain(below) != to_plain(value)):
             entries[key] = entry
     return MappingNode(entries, kind.place)
 
 
-def _dropped(tree: MappingNode, path: KeyPath) -> MappingNode:
+def _drop_path(tree: MappingNode, path: KeyPath) -> MappingNode:
     first, *rest = path
     entry = tree.entries[first]
     if not rest:
         return MappingNode({key: each for key, each in tree.entries.items() if key != first}, tree.place)
     assert isinstance(entry.value, MappingNode)
-    return MappingNode({**tree.entries, first: Entry(entry.key, _dropped(entry.value, tuple(rest)))}, tree.place)
+    return MappingNode({**tree.entries, first: Entry(entry.key, _drop_path(entry.value, tuple(rest)))}, tree.place)
 
 
-def _number(tree: MappingNode, *path: str) -> float | int | None:
-    found = at(tree, path)
-    value = plain(found) if found is not None else None
+def _number_at(tree: MappingNode, *path: str) -> float | int | None:
+    found = tree_at(tree, path)
+    value = to_plain(found) if found is not None else None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

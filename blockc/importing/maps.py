@@ -50,8 +50,8 @@ from blockc.source import (
     Tree,
     finding,
     parse,
-    plain,
     suggest,
+    to_plain,
 )
 
 WORDS = (
@@ -81,7 +81,7 @@ _HOLE = re.compile(rf"<({KEY})>")
 
 
 @dataclass(frozen=True)
-class Otherwise:
+class OtherValue:
     """The value that a key is taken for, and why that is not what the file says."""
 
     taken: Tree
@@ -100,8 +100,8 @@ class Map:
     let: dict[str, Tree] = field(default_factory=dict[str, Tree])
     only: dict[str, Tree] = field(default_factory=dict[str, Tree])
     without_effect: dict[str, str] = field(default_factory=dict[str, str])
-    read_otherwise: dict[str, Otherwise] = field(default_factory=dict[str, Otherwise])
-    noted: dict[str, Otherwise] = field(default_factory=dict[str, Otherwise])
+    read_otherwise: dict[str, OtherValue] = field(default_factory=dict[str, OtherValue])
+    noted: dict[str, OtherValue] = field(default_factory=dict[str, OtherValue])
     read: frozenset[str] = frozenset()  # the keys that the spec depends on
 
     @property
@@ -110,13 +110,13 @@ class Map:
         return said | self.read_otherwise.keys()
 
 
-def hole(tree: Tree) -> str | None:
+def placeholder_of(tree: Tree) -> str | None:
     """The key that <key> stands for."""
     found = _HOLE.fullmatch(tree.value) if isinstance(tree, ScalarNode) and isinstance(tree.value, str) else None
     return found[1] if found else None
 
 
-def op(tree: MappingNode) -> str | None:
+def op_of(tree: MappingNode) -> str | None:
     """The first word of a value that is computed."""
     return next((word for word in OPS if word in tree.entries), None)
 
@@ -124,35 +124,37 @@ def op(tree: MappingNode) -> str | None:
 @cache
 def load_map(model_type: str) -> Map:
     """The map of one of `model_types`."""
-    return read_map(_tree(model_type), read_map(_tree(COMMON)))
+    return read_map(_read_file(model_type), read_map(_read_file(COMMON)))
 
 
-def _tree(name: str) -> MappingNode:
+def _read_file(name: str) -> MappingNode:
     path = files("blockc").joinpath("layouts", "config", f"{name}.yaml")
     return parse(path.read_bytes(), f"layouts/config/{name}.yaml")
 
 
 def read_map(tree: MappingNode, common: Map | None = None) -> Map:
     """A map's tree, every word understood or refused with its place. Its own words go before those in common."""
-    reader = _Reader()
+    reader = _MapReader()
     top = reader.mapping(tree, WORDS)
-    version = plain(top["import"].value) if "import" in top else None
+    version = to_plain(top["import"].value) if "import" in top else None
     if type(version) is not int or version != 1:
         place = top["import"].value.place if "import" in top else tree.place
         raise SpecError([finding(IMPORT_MAP, place, "unknown version of the format of maps", expected="import: 1")])
     said = {word: reader.trees(top[word].value) if word in top else {} for word in WORDS[3:]}
     spec = top["spec"].value if "spec" in top else MappingNode({}, tree.place)
     spelled = {key: reader.text(each, "the name of a key") for key, each in said["spelled"].items()}
-    otherwise = {word: reader.otherwise(said[word]) for word in ("read_otherwise", "noted")}
+    otherwise = {word: reader.read_other_values(said[word]) for word in ("read_otherwise", "noted")}
     reasons = {key: reader.text(each, "why it has no effect") for key, each in said["without_effect"].items()}
     shared = common or Map(MappingNode({}, tree.place))
     absent, if_null = {**shared.absent, **said["absent"]}, {**shared.if_null, **said["if_null"]}
     let = {**shared.let, **said["let"]}
-    read = reader.reached(spec, let, absent, if_null)
+    read = reader.find_keys(spec, let, absent, if_null)
     if "spec" in top:
         besides = [each.taken for word in otherwise.values() for each in word.values()]
-        told = read | reader.reached(SequenceNode(tuple(besides), tree.place), let, absent, if_null)
-        reader.unread([(key, tree) for word in ("absent", "if_null", "let") for key, tree in said[word].items()], told)
+        told = read | reader.find_keys(SequenceNode(tuple(besides), tree.place), let, absent, if_null)
+        reader.report_unread(
+            [(key, tree) for word in ("absent", "if_null", "let") for key, tree in said[word].items()], told
+        )
     inner = reader.inner(top["inner"].value) if "inner" in top else None
     if common is None:  # what it says of keys holds where they are read
         read |= otherwise["read_otherwise"].keys() | otherwise["noted"].keys()
@@ -167,17 +169,17 @@ def read_map(tree: MappingNode, common: Map | None = None) -> Map:
         let=let,
         only={**shared.only, **said["only"]},
         without_effect={**shared.without_effect, **reasons},
-        read_otherwise={**_of(shared.read_otherwise, read), **otherwise["read_otherwise"]},
-        noted={**_of(shared.noted, read), **otherwise["noted"]},
+        read_otherwise={**_select(shared.read_otherwise, read), **otherwise["read_otherwise"]},
+        noted={**_select(shared.noted, read), **otherwise["noted"]},
         read=frozenset(read - let.keys()),
     )
 
 
-def _of(said: dict[str, Otherwise], read: set[str]) -> dict[str, Otherwise]:
+def _select(said: dict[str, OtherValue], read: set[str]) -> dict[str, OtherValue]:
     return {key: each for key, each in said.items() if key in read}
 
 
-class _Reader:
+class _MapReader:
     """Reads a map's tree. Faults are gathered, so that one run shows all that is wrong."""
 
     def __init__(self) -> None:
@@ -213,13 +215,13 @@ class _Reader:
         self.wrong(tree.place, "not the place of one language model", "{key: model type}")
         return None
 
-    def otherwise(self, said: dict[str, Tree]) -> dict[str, Otherwise]:
-        found: dict[str, Otherwise] = {}
+    def read_other_values(self, said: dict[str, Tree]) -> dict[str, OtherValue]:
+        found: dict[str, OtherValue] = {}
         for key, tree in said.items():
             entries = self.mapping(tree, ("as", "because"))
             if entries.keys() >= {"as", "because"}:
                 because = self.text(entries["because"].value, "why its code takes another value")
-                found[key] = Otherwise(entries["as"].value, because)
+                found[key] = OtherValue(entries["as"].value, because)
                 set(self.keys(entries["as"].value))  # for what is wrong in it
             else:
                 self.wrong(tree.place, "not what a key is taken for", "{as: value, because: reason}")
@@ -231,7 +233,7 @@ class _Reader:
         self.wrong(tree.place, "not a text", expected)
         return ""
 
-    def reached(self, spec: Tree, *given: dict[str, Tree]) -> set[str]:
+    def find_keys(self, spec: Tree, *given: dict[str, Tree]) -> set[str]:
         """The keys that the spec depends on: those in it, and those in the values that they are given."""
         found, todo = set[str](), set(self.keys(spec))
         while todo:
@@ -239,7 +241,7 @@ class _Reader:
             todo |= {each for values in given if key in values for each in self.keys(values[key])} - found
         return found
 
-    def unread(self, given: list[tuple[str, Tree]], read: set[str]) -> None:
+    def report_unread(self, given: list[tuple[str, Tree]], read: set[str]) -> None:
         for key, tree in given:
             if key not in read:
                 self.wrong(tree.place, f"{key} is given a value, and nothing reads it", f"<{key}> in the spec")
@@ -248,7 +250,7 @@ class _Reader:
         """Every key that a value reads; the words of what is computed are looked at on the way."""
         match tree:
             case ScalarNode():
-                if (key := hole(tree)) is not None:
+                if (key := placeholder_of(tree)) is not None:
                     yield key
                 elif isinstance(tree.value, str) and "<" in tree.value:
                     self.wrong(tree.place, "not a key of config.json", "<key>, and nothing beside it")
@@ -256,10 +258,10 @@ class _Reader:
                 for item in tree.items:
                     yield from self.keys(item)
             case MappingNode():
-                yield from self.computed(tree)
+                yield from self.keys_of_computed(tree)
 
-    def computed(self, tree: MappingNode) -> Iterator[str]:
-        word = op(tree)
+    def keys_of_computed(self, tree: MappingNode) -> Iterator[str]:
+        word = op_of(tree)
         if word is not None:
             self.mapping(tree, (word, *OPS[word]))
             needed = set(OPS[word]) - {"else"}

@@ -1,4 +1,4 @@
-"""Whether two functions compute the same of the same tensors, whatever their nodes are called.
+"""Whether two functions compute the same from the same tensors, whatever their nodes are called.
 
 Every value gets a number, the same for both functions where it is the same op of the same values: so are two graphs
 equal where their outputs are. Sums and products are of their terms in any order. A window as long as the context is
@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 
-from blockc.ir import Function, Node, Op, Value, called, is_call
+from blockc.ir import Function, Node, Op, Value, callee_of, is_call
 from blockc.ops import Add, Alibi, Mul, RotaryTable, Visible
 
 Key = tuple[object, ...]
 
 
 @dataclass
-class Numbers:
+class ValueNumbers:
     """Numbers of values of several functions, at a context that none of them exceeds."""
 
     context: int
@@ -36,15 +36,15 @@ class Numbers:
             if n in given:
                 continue
             operands = [values[v] for v in n.inputs]
-            made = self.called(n, operands) if is_call(n) else self.made(n, operands)
+            made = self.number_call(n, operands) if is_call(n) else self.number_node(n, operands)
             values |= {Value(n, i): number for i, number in enumerate(made)}
         return tuple(values[v] for _, v in function.outputs)
 
-    def called(self, n: Node, operands: list[int]) -> tuple[int, ...]:
-        inner = called(n)
+    def number_call(self, n: Node, operands: list[int]) -> tuple[int, ...]:
+        inner = callee_of(n)
         return self.outputs(inner, dict(zip(inner.inputs, operands, strict=True)))
 
-    def made(self, n: Node, operands: list[int]) -> tuple[int, ...]:
+    def number_node(self, n: Node, operands: list[int]) -> tuple[int, ...]:
         if isinstance(n.op, Add):
             return (self.sum(operands),)
         operands = sorted(operands) if isinstance(n.op, Mul) else operands
@@ -58,51 +58,51 @@ class Numbers:
         return number
 
     def op(self, op: Op) -> Key:
-        return tuple(_plain(shortened(op, self.context)))
+        return tuple(_parts_of(drop_idle_window(op, self.context)))
 
     def number(self, key: Key) -> int:
         return self.known.setdefault(key, len(self.known))
 
 
-def shortened(op: Op, context: int) -> Op:
-    """Without a window that hides nothing."""
+def drop_idle_window(op: Op, context: int) -> Op:
+    """The op without a window that hides nothing within the context."""
     if isinstance(op, Visible | Alibi) and op.window is not None and op.window >= context:
         return replace(op, window=None)
     return op
 
 
-def _plain(value: object) -> Iterator[object]:
+def _parts_of(value: object) -> Iterator[object]:
     """What an op, or a field of it, computes with; floats to seven digits."""
     match value:
         case RotaryTable() if value.by_length is None:
-            yield from ("table", value.still, *map(_short, value.frequencies.tolist()), _short(value.factor))
+            yield from ("table", value.still, *map(_round, value.frequencies.tolist()), _round(value.factor))
         case float():
-            yield _short(value)
+            yield _round(value)
         case tuple():
-            yield from (part for each in value for part in _plain(each))  # pyright: ignore[reportUnknownVariableType]
+            yield from (part for each in value for part in _parts_of(each))  # pyright: ignore[reportUnknownVariableType]
         case _ if is_dataclass(value) and not isinstance(value, type):
             yield type(value).__name__
             for each in fields(value):
-                yield from _plain(getattr(value, each.name))
+                yield from _parts_of(getattr(value, each.name))
         case _:
             yield value
 
 
-def _short(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.6e}")
 
 
 def same_function(a: Function, b: Function, context: int) -> bool:
-    numbers = Numbers(context)
+    numbers = ValueNumbers(context)
     return numbers.of(a) == numbers.of(b)
 
 
-def ops(function: Function, context: int) -> Counter[str]:
-    """How often each op stands in a function, those of what it calls among them."""
+def count_ops(function: Function, context: int) -> Counter[str]:
+    """How often each op occurs in a function and the functions that it calls."""
     found: Counter[str] = Counter()
     for n in function.nodes:
         if is_call(n):
-            found.update(ops(called(n), context))
+            found.update(count_ops(callee_of(n), context))
         else:
-            found[str(shortened(n.op, context))] += 1
+            found[str(drop_idle_window(n.op, context))] += 1
     return found

@@ -1,4 +1,4 @@
-"""Words in the name of a key that may change the function: a file's key of such a name is never passed over."""
+"""Words that suggest that a key changes the function: a key with one of them in its name is never skipped."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ WORDS = (
 )  # fmt: skip
 
 
-def telling(name: str) -> bool:
+def may_change_function(name: str) -> bool:
     return any(word in name.lower() for word in WORDS)

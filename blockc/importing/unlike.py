@@ -1,7 +1,7 @@
 """The config.json that lies beside weights, compared with the function that a spec was built into.
 
-There is one reader of config.json: what it says is what its import says. So it is imported, built, and every figure in
-which the two functions differ is named, by the key of config.json that it comes from.
+The config.json is imported and built like any other. Every figure in which the two functions differ is reported, by
+the key of config.json that it comes from.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from blockc.basics.errors import CheckpointError, listed
-from blockc.basics.jsonfile import FileError, bounded
-from blockc.graph.build import build
-from blockc.importing import Imported, from_tree_of, stranger
-from blockc.importing.figures import by_layer, figures, same, text
-from blockc.importing.same import ops, same_function
+from blockc.basics.errors import CheckpointError, shorten
+from blockc.basics.jsonfile import FileError, read_bounded
+from blockc.graph.build import build_graph
+from blockc.importing import ImportResult, import_tree, why_unknown
+from blockc.importing.figures import equal_figures, figure_text, figures_by_layer, figures_of
+from blockc.importing.same import count_ops, same_function
 from blockc.ir import Fact, Function, GraphError
 from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
-from blockc.source import Finding, MappingNode, SpecError, Tree, at, inert, plain, render
+from blockc.source import Finding, MappingNode, SpecError, Tree, escape_text, render_finding, to_plain, tree_at
 from blockc.source.jsontext import parse_json
 
 Path_ = tuple[str, ...]
@@ -37,22 +37,22 @@ _FOLLOWS = ("attention.rope.dims over head_dim", "attention.rope.scaling")
 
 
 @dataclass(frozen=True)
-class Told:
-    """A config.json beside weights: its import and the function that it is, or the faults that came of it instead."""
+class ConfigBeside:
+    """A config.json beside weights: its import and function, or the faults of the import."""
 
-    imported: Imported | None = None
+    imported: ImportResult | None = None
     function: Function | None = None
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
 
 
-NOTHING = Told()
+NOTHING = ConfigBeside()
 
 
-def told(path: Path) -> Told:
-    """What the config.json at a path says; nothing where there is none. Raises CheckpointError where it is no JSON."""
+def read_config_beside(path: Path) -> ConfigBeside:
+    """Reads the config.json at a path; NOTHING where there is none. Raises CheckpointError where it is not JSON."""
     try:
-        data = bounded(path)
+        data = read_bounded(path)
     except (FileNotFoundError, NotADirectoryError):
         return NOTHING
     except FileError as error:
@@ -62,31 +62,31 @@ def told(path: Path) -> Told:
     except SpecError as error:
         first = error.findings[0]
         said = f"not a JSON object that can be read: {first.message}"
-        raise CheckpointError(_line(replace(first, message=said))) from None
-    if (why := stranger(tree)) is not None:
-        return Told(notes=(f"{inert(str(path))}: {why}: it was not compared with the spec",))
+        raise CheckpointError(_one_line(replace(first, message=said))) from None
+    if (why := why_unknown(tree)) is not None:
+        return ConfigBeside(notes=(f"{escape_text(str(path))}: {why}: it was not compared with the spec",))
     try:
-        imported = from_tree_of(tree, "beside", lenient=True)
-        return Told(imported, build(elaborate(from_tree(imported.tree))), _notes(imported))
+        imported = import_tree(tree, "beside", lenient=True)
+        return ConfigBeside(imported, build_graph(elaborate(from_tree(imported.tree))), _notes_of(imported))
     except SpecError as error:
-        return Told(faults=tuple(f"unlike: {_line(each)}" for each in error.findings))
+        return ConfigBeside(faults=tuple(f"unlike: {_one_line(each)}" for each in error.findings))
     except GraphError as error:
-        return Told(faults=(f"unlike: {inert(str(path))}: {error}",))
+        return ConfigBeside(faults=(f"unlike: {escape_text(str(path))}: {error}",))
 
 
-def _notes(imported: Imported) -> tuple[str, ...]:
-    passed = ", ".join(listed(imported.passed))
-    notes = [f"{_file(imported)}: unknown keys that were not compared: {passed}"] if passed else []
-    return (*(_line(each) for each in imported.warnings), *notes)
+def _notes_of(imported: ImportResult) -> tuple[str, ...]:
+    passed = ", ".join(shorten(imported.skipped))
+    notes = [f"{_file_of(imported)}: unknown keys that were not compared: {passed}"] if passed else []
+    return (*(_one_line(each) for each in imported.warnings), *notes)
 
 
-def _file(imported: Imported) -> str:
-    return inert(imported.tree.place.file)
+def _file_of(imported: ImportResult) -> str:
+    return escape_text(imported.tree.place.file)
 
 
-def _line(found: Finding) -> str:
+def _one_line(found: Finding) -> str:
     """A finding in one line."""
-    first = render(found).splitlines()[0]
+    first = render_finding(found).splitlines()[0]
     more = [f"{word} {said}" for word, said in (("expected", found.expected), ("got", found.got)) if said]
     return "; ".join([first, *more])
 
@@ -94,95 +94,99 @@ def _line(found: Finding) -> str:
 # The comparison
 
 
-def unlike(said: Told, function: Function, context: int | None = None) -> list[str]:
-    """A line for each thing that config.json says and the function does otherwise; a shorter context is none."""
+def compare_config(said: ConfigBeside, function: Function, context: int | None = None) -> list[str]:
+    """A line for each figure in which the function differs from config.json. A shorter context is no difference."""
     if said.imported is None or said.function is None:
         return list(said.faults)
     lines: list[str] = []
     imported, ours = said.imported, said.function
-    own = _context(imported)
+    own = _context_of(imported)
     if context is not None and own is not None and context > own:
-        lines.append(f"unlike: {_named(imported, 'context', {own})}, and the spec's context is longer: {context}")
+        lines.append(f"unlike: {_source_of(imported, 'context', {own})}, and the spec's context is longer: {context}")
     least = min(n for n in (context, own, 1 << 62) if n is not None)
     if not same_function(ours, function, least):
-        lines += list(_figures(imported, ours, function, least)) or _structure(imported, ours, function, least)
+        lines += list(_compare_figures(imported, ours, function, least)) or _compare_ops(
+            imported, ours, function, least
+        )
     return lines
 
 
-def _context(imported: Imported) -> int | None:
-    value = plain(found) if (found := _at(imported, ("context",))) is not None else None
+def _context_of(imported: ImportResult) -> int | None:
+    value = to_plain(found) if (found := _tree_at(imported, ("context",))) is not None else None
     return value if isinstance(value, int) else None
 
 
-def _at(imported: Imported, path: Path_) -> Tree | None:
+def _tree_at(imported: ImportResult, path: Path_) -> Tree | None:
     """What a key of the import is, in the layers' kinds too."""
-    kinds = at(imported.whole, ("layers", "kinds"))
+    kinds = tree_at(imported.whole, ("layers", "kinds"))
     inner = [entry.value for entry in kinds.entries.values()] if isinstance(kinds, MappingNode) else []
     trees = [imported.whole, *(each for each in inner if isinstance(each, MappingNode))]
-    found = (at(each, path) for each in trees)
-    return next((each for each in found if each is not None and plain(each) != "none"), None)
+    found = (tree_at(each, path) for each in trees)
+    return next((each for each in found if each is not None and to_plain(each) != "none"), None)
 
 
-def _figures(imported: Imported, ours: Function, theirs: Function, context: int) -> Iterator[str]:
-    left, right = (_hiding(figures(each), context) for each in (ours, theirs))
+def _compare_figures(imported: ImportResult, ours: Function, theirs: Function, context: int) -> Iterator[str]:
+    left, right = (_drop_idle_windows(figures_of(each), context) for each in (ours, theirs))
     layers = None
     for key in dict.fromkeys((*left, *right)):
         one, other = left.get(key, {None}), right.get(key, {None})
-        if key in _FOLLOWS and any(each.startswith("attention.rope") for each in _apart(left, right)):
+        if key in _FOLLOWS and any(each.startswith("attention.rope") for each in _differing_keys(left, right)):
             continue
-        if not _alike(one, other):
-            yield f"unlike: {_named(imported, key, one)}, and the spec's {key} is {_values(other)}"
+        if not _equal_sets(one, other):
+            yield f"unlike: {_source_of(imported, key, one)}, and the spec's {key} is {_values_text(other)}"
             continue
-        layers = layers or [by_layer(each) for each in (ours, theirs)]
+        layers = layers or [figures_by_layer(each) for each in (ours, theirs)]
         numbers = [i for i in layers[0] if i is not None and i in layers[1]]
-        pairs = {i: [_hiding(side[i], context).get(key, {None}) for side in layers] for i in numbers}
-        if apart := [i for i, (a, b) in pairs.items() if not _alike(a, b)]:
+        pairs = {i: [_drop_idle_windows(side[i], context).get(key, {None}) for side in layers] for i in numbers}
+        if apart := [i for i, (a, b) in pairs.items() if not _equal_sets(a, b)]:
             first, (a, b) = apart[0], pairs[apart[0]]
             where = f"layer {first}" + (f" and {len(apart) - 1} more" if apart[1:] else "")
-            yield f"unlike: {_named(imported, key, a)} in {where}, and the spec's {key} is {_values(b)} there"
+            yield f"unlike: {_source_of(imported, key, a)} in {where}, and the spec's {key} is {_values_text(b)} there"
 
 
-def _apart(left: Mapping[str, set[Fact]], right: Mapping[str, set[Fact]]) -> list[str]:
+def _differing_keys(left: Mapping[str, set[Fact]], right: Mapping[str, set[Fact]]) -> list[str]:
     keys = [key for key in dict.fromkeys((*left, *right)) if key not in _FOLLOWS]
-    return [key for key in keys if not _alike(left.get(key, {None}), right.get(key, {None}))]
+    return [key for key in keys if not _equal_sets(left.get(key, {None}), right.get(key, {None}))]
 
 
-def _hiding(found: Mapping[str, set[Fact]], context: int) -> dict[str, set[Fact]]:
+def _drop_idle_windows(found: Mapping[str, set[Fact]], context: int) -> dict[str, set[Fact]]:
     """Windows that hide something within the context."""
     key = "attention.window"
     windows = {None if isinstance(each, int) and each >= context else each for each in found.get(key, ())}
     return {**found, key: windows} if windows else dict(found)
 
 
-def _alike(one: set[Fact], other: set[Fact]) -> bool:
-    return all(any(same(a, b) for b in other) for a in one) and all(any(same(a, b) for a in one) for b in other)
+def _equal_sets(one: set[Fact], other: set[Fact]) -> bool:
+    return all(any(equal_figures(a, b) for b in other) for a in one) and all(
+        any(equal_figures(a, b) for a in one) for b in other
+    )
 
 
-def _values(values: set[Fact]) -> str:
-    return " and ".join(sorted(map(text, values)))
+def _values_text(values: set[Fact]) -> str:
+    return " and ".join(sorted(map(figure_text, values)))
 
 
-def _named(imported: Imported, key: str, values: set[Fact]) -> str:
+def _source_of(imported: ImportResult, key: str, values: set[Fact]) -> str:
     """The key of config.json that a figure comes from, its value and its place; or whose default it is."""
     paths = _AT.get(key, (tuple(key.split(".")),))
     by_layer_ = (("layers", "each"),) if key.startswith("attention.") else ()  # what the list of kinds may say
-    trees = [tree for tree in (_at(imported, path) for path in (*paths, *by_layer_)) if tree is not None]
+    trees = [tree for tree in (_tree_at(imported, path) for path in (*paths, *by_layer_)) if tree is not None]
     for tree in trees:
         name, raw = imported.names.get((tree.place.line, tree.place.column), ("", None))
         if name and name != "model_type":
             verb = "is" if isinstance(raw, Hashable) and values == {raw} else "gives"
-            return f"{name} {verb} {_values(values)} ({_file(imported)}:{tree.place.line}:{tree.place.column})"
-    return f"{_file(imported)} leaves {key} to {imported.model_type}, which has {_values(values)}"
+            return f"{name} {verb} {_values_text(values)} ({_file_of(imported)}:{tree.place.line}:{tree.place.column})"
+    return f"{_file_of(imported)} leaves {key} to {imported.model_type}, which has {_values_text(values)}"
 
 
-def _structure(imported: Imported, ours: Function, theirs: Function, context: int) -> list[str]:
+def _compare_ops(imported: ImportResult, ours: Function, theirs: Function, context: int) -> list[str]:
     """What no figure tells: ops that only one of the two has, or that the same ops read other values."""
-    one, other = ops(ours, context), ops(theirs, context)
+    one, other = count_ops(ours, context), count_ops(theirs, context)
     only = [f"{count} times {op}" for op, count in (one - other).items()][:3]
     extra = [f"{count} times {op}" for op, count in (other - one).items()][:3]
     if not only and not extra:
-        return [f"unlike: {_file(imported)}: {imported.model_type} wires the same ops otherwise than the spec"]
+        return [f"unlike: {_file_of(imported)}: {imported.model_type} wires the same ops otherwise than the spec"]
     return [
-        f"unlike: {_file(imported)}: {imported.model_type} has {', '.join(only) or 'nothing more'}, "
+        f"unlike: {_file_of(imported)}: {imported.model_type} has {', '.join(only) or 'nothing more'}, "
         f"and the spec {', '.join(extra) or 'nothing more'}"
     ]

@@ -1,6 +1,6 @@
 """The intermediate representation: dims, ops, typed nodes, functions, the loop view of them, and their text."""
 
-from blockc.ir.call import Call, Input, called, is_call, is_past
+from blockc.ir.call import Call, Input, callee_of, is_call, is_past
 from blockc.ir.dims import B, Dim, M, P, S, T, dim, product, symbol
 from blockc.ir.nodes import Function, Interner, Node, Value, apply, node
 from blockc.ir.op import (
@@ -18,17 +18,17 @@ from blockc.ir.op import (
     TokenAxes,
     expect,
 )
-from blockc.ir.printer import functions, render
+from blockc.ir.printer import functions_of, render_function
 from blockc.ir.reach import Sides
-from blockc.ir.roll import Loop, period, roll
+from blockc.ir.roll import Loop, period_of, roll
 from blockc.ir.transform import transform
 from blockc.ir.types import Dtype, GraphError, Param, Type, tensor
-from blockc.ir.walk import before, inline, layers, parameters
+from blockc.ir.walk import ancestors_of, inline, layers_of, parameters_of
 
 __all__ = [
     "Array", "Arrays", "B", "Call", "Carried", "Dim", "Dtype", "Fact", "Function", "GraphError", "Grows", "Input",
     "Interner", "Loop", "M", "Node", "OnnxBuilder", "OnnxValue", "Op", "Operand", "P", "Param", "S", "Sample", "Sides",
-    "State", "T", "TokenAxes", "Type", "Value", "apply", "before", "called", "dim", "expect", "functions", "inline",
-    "is_call", "is_past", "layers", "node", "parameters", "period", "product", "render", "roll", "symbol", "tensor",
-    "transform",
+    "State", "T", "TokenAxes", "Type", "Value", "ancestors_of", "apply", "callee_of", "dim", "expect", "functions_of",
+    "inline", "is_call", "is_past", "layers_of", "node", "parameters_of", "period_of", "product", "render_function",
+    "roll", "symbol", "tensor", "transform",
 ]  # fmt: skip

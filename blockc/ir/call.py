@@ -13,7 +13,7 @@ from blockc.ir.types import GraphError, Type
 class Input(Op):
     """A function's input. `token_axis` runs over the new tokens; `grows` is an axis that spans past and new tokens.
 
-    `past` names the state (key, value, tail) that an earlier call gave: only `with_cache` makes such inputs.
+    `past` names the state (key, value, tail) that an earlier call returned: only `with_cache` makes such inputs.
     """
 
     type: Type
@@ -35,8 +35,8 @@ class Call(Op):
     def output_names(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.function.output_names
 
-    def inferred(self, *args: Type) -> tuple[Type, ...]:
-        """Not kept for later: that would keep the function."""
+    def infer_cached(self, *args: Type) -> tuple[Type, ...]:
+        """Not cached: the cache would keep the function alive."""
         return self.infer(*args)
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
@@ -48,7 +48,7 @@ class Call(Op):
         return tuple(value.type for _, value in self.function.outputs)
 
 
-def called(call: Node) -> Function:
+def callee_of(call: Node) -> Function:
     """The function that a call calls."""
     assert isinstance(call.op, Call)
     return call.op.function
@@ -59,5 +59,5 @@ def is_call(n: Node) -> bool:
 
 
 def is_past(n: Node) -> bool:
-    """Whether this is an input for what an earlier call gave."""
+    """Whether this input takes a state that an earlier call returned."""
     return isinstance(n.op, Input) and n.op.past is not None

@@ -1,8 +1,8 @@
-"""Where parameters that a pass makes come from: each is a function of others, which a checkpoint or a proof has.
+"""How a pass makes parameters: each is a function of others, whose numbers a checkpoint or a proof has.
 
-A pass names what it derives from by the parameters of the function that it takes (`Passed`). Along a recipe these
-compose, so that of the last function each parameter is one of the first's, or a term over them. Whoever wants its
-numbers says how one of the first's is read: `Derivation.of` is the only evaluator.
+A pass names the sources by the parameters of the function that it takes (`PassResult`). Along a recipe derivations
+compose: each parameter of the last function is one of the first's, or a term over them. Whoever wants its numbers
+says how a parameter of the first is read: `Derivation.evaluate` is the only evaluator.
 """
 
 from __future__ import annotations
@@ -25,57 +25,57 @@ class Derivation:
     sources: tuple[str | Derivation, ...]
 
     def param(self, name: str, *sources: Param) -> Param:
-        """What it gives of such sources. Raises GraphError where they do not fit."""
+        """The parameter that it makes of such sources. Raises GraphError where they do not fit."""
         raise NotImplementedError
 
     def numpy(self, *sources: Array) -> Array:
         raise NotImplementedError
 
-    def back(self, held: Array, *sources: Array) -> tuple[Array, ...]:
-        """Sources of which it gives `held`; what it takes no notice of stays as it is in these."""
+    def invert(self, held: Array, *sources: Array) -> tuple[Array, ...]:
+        """Sources from which `numpy` gives `held`; numbers that it does not read stay as they are in `sources`."""
         raise NotImplementedError
 
-    def rounded(self, *sources: Array) -> tuple[Array, ...]:
-        """The sources as its numbers stand for them: the very same, unless it loses some."""
+    def round_sources(self, *sources: Array) -> tuple[Array, ...]:
+        """The sources as the stored numbers represent them: the same arrays, unless digits are lost."""
         return sources
 
     @property
-    def loses(self) -> bool:
-        """Whether it, or what it is made from, stands for other numbers than its sources have."""
-        return any(source.loses for source in self.sources if not isinstance(source, str))
+    def is_lossy(self) -> bool:
+        """Whether it, or one of its sources, loses digits, as quantising does."""
+        return any(source.is_lossy for source in self.sources if not isinstance(source, str))
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """The paths at the ends, each once."""
+        """The paths of parameters that the whole term reads, each once."""
         return tuple(dict.fromkeys(self._leaves()))
 
     def _leaves(self) -> Iterator[str]:
         for source in self.sources:
             yield from (source,) if isinstance(source, str) else source._leaves()
 
-    def after(self, earlier: Derivations) -> Derivation:
-        """With each source that was derived itself as what it was derived from."""
+    def compose(self, earlier: Derivations) -> Derivation:
+        """The same derivation with each source that is itself derived replaced by its own derivation."""
         return replace(self, sources=tuple(earlier.get(s, s) if isinstance(s, str) else s for s in self.sources))
 
-    def given(self, name: str, params: Mapping[str, Param]) -> Param:
-        """What it gives of these parameters."""
-        return self.param(name, *(params[s] if isinstance(s, str) else s.given(name, params) for s in self.sources))
+    def param_of(self, name: str, params: Mapping[str, Param]) -> Param:
+        """The parameter that it makes of these parameters, by path."""
+        return self.param(name, *(params[s] if isinstance(s, str) else s.param_of(name, params) for s in self.sources))
 
-    def of(self, read: Callable[[str], Array]) -> Array:
-        """Its numbers, where `read` gives those of a path."""
-        return self.numpy(*(read(s) if isinstance(s, str) else s.of(read) for s in self.sources))
+    def evaluate(self, read: Callable[[str], Array]) -> Array:
+        """Its numbers; `read` gives those of a path."""
+        return self.numpy(*(read(s) if isinstance(s, str) else s.evaluate(read) for s in self.sources))
 
 
 Derivations = Mapping[str, Derivation]  # by path
 
 
-def with_derived(params: Mapping[str, Array], derivations: Derivations) -> dict[str, Array]:
-    """Parameters, and beside them those that are derived from them."""
-    return {**params, **{path: derivation.of(params.__getitem__) for path, derivation in derivations.items()}}
+def add_derived(params: Mapping[str, Array], derivations: Derivations) -> dict[str, Array]:
+    """The parameters, with those that are derived from them added."""
+    return {**params, **{path: derivation.evaluate(params.__getitem__) for path, derivation in derivations.items()}}
 
 
-def as_held(params: Mapping[str, Array], derivations: Iterable[Derivation]) -> dict[str, Array]:
-    """Parameters as these derivations stand for them: those that a graph which rounds is to be compared on."""
+def round_params(params: Mapping[str, Array], derivations: Iterable[Derivation]) -> dict[str, Array]:
+    """The parameters as these derivations represent them: a quantised graph is compared on these."""
     held = dict(params)
     for each in derivations:
         _round(each, params, held)
@@ -83,25 +83,25 @@ def as_held(params: Mapping[str, Array], derivations: Iterable[Derivation]) -> d
 
 
 def _round(derivation: Derivation, params: Mapping[str, Array], held: dict[str, Array]) -> None:
-    values = tuple(_value(source, params) for source in derivation.sources)
-    for source, value, rounded in zip(derivation.sources, values, derivation.rounded(*values), strict=True):
+    values = tuple(_value_of(source, params) for source in derivation.sources)
+    for source, value, rounded in zip(derivation.sources, values, derivation.round_sources(*values), strict=True):
         if not isinstance(source, str):
             _round(source, params, held)
         if rounded is not value:
-            _put(source, rounded, held)
+            _set_source(source, rounded, held)
 
 
-def _put(source: str | Derivation, value: Array, held: dict[str, Array]) -> None:
+def _set_source(source: str | Derivation, value: Array, held: dict[str, Array]) -> None:
     if isinstance(source, str):
         held[source] = value
         return
-    now = (_value(inner, held) for inner in source.sources)
-    for inner, part in zip(source.sources, source.back(value, *now), strict=True):
-        _put(inner, part, held)
+    now = (_value_of(inner, held) for inner in source.sources)
+    for inner, part in zip(source.sources, source.invert(value, *now), strict=True):
+        _set_source(inner, part, held)
 
 
-def _value(source: str | Derivation, params: Mapping[str, Array]) -> Array:
-    return params[source] if isinstance(source, str) else source.of(params.__getitem__)
+def _value_of(source: str | Derivation, params: Mapping[str, Array]) -> Array:
+    return params[source] if isinstance(source, str) else source.evaluate(params.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -111,19 +111,19 @@ class Join(Derivation):
     axis: int = 0
 
     @property
-    def lies(self) -> tuple[str, ...]:
-        """The parameters whose bytes, one after another, are its own; none where it must be computed."""
+    def byte_sources(self) -> tuple[str, ...]:
+        """The parameters whose bytes, one after another, are its own; empty where it must be computed."""
         paths = tuple(source for source in self.sources if isinstance(source, str))
         return paths if self.axis == 0 and len(paths) == len(self.sources) else ()
 
     def param(self, name: str, *sources: Param) -> Param:
-        _alike(name, self.axis, sources)
-        return _along(sources[0], name, self.axis, sum(source.shape[self.axis] for source in sources))
+        _check_alike(name, self.axis, sources)
+        return _resize_axis(sources[0], name, self.axis, sum(source.shape[self.axis] for source in sources))
 
     def numpy(self, *sources: Array) -> Array:
         return np.concatenate(sources, self.axis)
 
-    def back(self, held: Array, *sources: Array) -> tuple[Array, ...]:
+    def invert(self, held: Array, *sources: Array) -> tuple[Array, ...]:
         ends = np.cumsum([source.shape[self.axis] for source in sources])
         return tuple(np.split(held, ends[:-1], self.axis))
 
@@ -140,19 +140,19 @@ class Slice(Derivation):
         (x,) = sources
         expect(0 <= self.start < self.stop <= x.shape[self.axis], f"{name}: a slice of {x.name}",
                f"within {x.shape[self.axis]}", f"{self.start}:{self.stop}")  # fmt: skip
-        return _along(x, name, self.axis, self.stop - self.start)
+        return _resize_axis(x, name, self.axis, self.stop - self.start)
 
     def numpy(self, *sources: Array) -> Array:
         return sources[0].take(range(self.start, self.stop), self.axis)
 
-    def back(self, held: Array, *sources: Array) -> tuple[Array, ...]:
+    def invert(self, held: Array, *sources: Array) -> tuple[Array, ...]:
         whole = sources[0].copy()
         whole.swapaxes(0, self.axis)[self.start : self.stop] = held.swapaxes(0, self.axis)
         return (whole,)
 
 
 @dataclass(frozen=True)
-class Permuted(Derivation):
+class Permute(Derivation):
     """y[i] = x[index[i]] along `axis`, index a permutation."""
 
     index: tuple[int, ...] = field(repr=False)
@@ -167,34 +167,34 @@ class Permuted(Derivation):
     def numpy(self, *sources: Array) -> Array:
         return sources[0].take(self.index, self.axis)
 
-    def back(self, held: Array, *sources: Array) -> tuple[Array, ...]:
+    def invert(self, held: Array, *sources: Array) -> tuple[Array, ...]:
         return (held.take(np.argsort(self.index), self.axis),)
 
 
 @dataclass(frozen=True)
-class Interleaved(Derivation):
+class Interleave(Derivation):
     """y[n i + k] = xk[i] along `axis`: rows of n tensors taken in turn."""
 
     axis: int = 0
 
     def param(self, name: str, *sources: Param) -> Param:
-        _alike(name, self.axis, sources)
+        _check_alike(name, self.axis, sources)
         sizes = {source.shape[self.axis] for source in sources}
         expect(len(sizes) == 1, f"{name}: rows of what is interleaved", "as many of each", sorted(sizes))
-        return _along(sources[0], name, self.axis, sizes.pop() * len(sources))
+        return _resize_axis(sources[0], name, self.axis, sizes.pop() * len(sources))
 
     def numpy(self, *sources: Array) -> Array:
         stacked = np.stack(sources, self.axis + 1)
         return stacked.reshape(*stacked.shape[: self.axis], -1, *stacked.shape[self.axis + 2 :])
 
-    def back(self, held: Array, *sources: Array) -> tuple[Array, ...]:
+    def invert(self, held: Array, *sources: Array) -> tuple[Array, ...]:
         turns = range(len(sources))
         return tuple(held.take(range(k, held.shape[self.axis], len(sources)), self.axis) for k in turns)
 
 
 @dataclass(frozen=True)
-class Quantised(Derivation):
-    """One of the three tensors that stand for x, rounded in blocks of `block` numbers along the last axis:
+class Quantise(Derivation):
+    """One of the three tensors that represent x, rounded in blocks of `block` numbers along the last axis:
 
         x ~ scale * (code - zero)      0 <= code, zero < 2^bits
         scale = (max(x, 0) - min(x, 0)) / (2^bits - 1)      zero = round(-min(x, 0) / scale)
@@ -223,15 +223,15 @@ class Quantised(Derivation):
             return scales
         with np.errstate(invalid="ignore"):  # what is not finite is refused where it is read
             whole = (codes if self.tensor == "codes" else zeros).astype(np.uint8)
-        return whole if self.bits == 8 else _halved(whole)
+        return whole if self.bits == 8 else _pack_nibbles(whole)
 
-    def rounded(self, *sources: Array) -> tuple[Array, ...]:
+    def round_sources(self, *sources: Array) -> tuple[Array, ...]:
         codes, scales, zeros = self._tensors(sources[0])
         x = (scales[..., None] * (codes - zeros[..., None])).reshape(*scales.shape[:-1], -1)
         return (x[..., : sources[0].shape[-1]],)
 
     @property
-    def loses(self) -> bool:
+    def is_lossy(self) -> bool:
         return True
 
     def _tensors(self, x: Array) -> tuple[Array, Array, Array]:
@@ -246,45 +246,45 @@ class Quantised(Derivation):
         return np.clip(np.round(x / scales[..., None]) + zeros[..., None], 0, top), scales, zeros
 
 
-def _halved(codes: Array) -> Array:
-    """Two numbers of 4 bits a byte, the first in its low half."""
+def _pack_nibbles(codes: Array) -> Array:
+    """Two numbers of 4 bits in each byte, the first in its low half."""
     codes = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
     return codes[..., ::2] | codes[..., 1::2] << 4
 
 
-def _alike(name: str, axis: int, sources: tuple[Param, ...]) -> None:
+def _check_alike(name: str, axis: int, sources: tuple[Param, ...]) -> None:
     others = {(s.dtype, s.buffer, s.shape[:axis], s.shape[axis + 1 :]) for s in sources}
     shapes = " and ".join(str(s.shape) for s in sources)
     expect(len(others) == 1, f"{name}: what it is made of", f"alike but along axis {axis}", shapes)
 
 
-def _along(param: Param, name: str, axis: int, size: int) -> Param:
+def _resize_axis(param: Param, name: str, axis: int, size: int) -> Param:
     return replace(param, name=name, shape=(*param.shape[:axis], size, *param.shape[axis + 1 :]))
 
 
 @dataclass(frozen=True)
-class Left:
-    """A node that a pass left as it was, and why."""
+class SkippedNode:
+    """A node that a pass did not rewrite, and why."""
 
     node: str
     reason: str
 
 
 @dataclass(frozen=True)
-class Passed:
-    """What a pass gives: a function, and for each parameter that it has made, what it is derived from.
+class PassResult:
+    """The result of a pass: a function, and for each parameter that the pass made, its derivation.
 
-    `left` is what it might have made otherwise and did not, with the reason.
+    `skipped` lists the nodes that it could have rewritten and did not, each with the reason.
     """
 
     function: Function
     derived: Derivations = field(default_factory=dict[str, Derivation])
-    left: tuple[Left, ...] = ()
+    skipped: tuple[SkippedNode, ...] = ()
 
 
 class Pass(Protocol):
-    """Function to function. Hashable, so that recipes that begin alike are run as far once."""
+    """Function to function. Hashable, so that the common beginning of two recipes runs once."""
 
-    def __call__(self, function: Function, /) -> Passed: ...
+    def __call__(self, function: Function, /) -> PassResult: ...
 
     def __hash__(self) -> int: ...

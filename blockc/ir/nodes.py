@@ -55,7 +55,7 @@ class Node:
     @cached_property
     def types(self) -> tuple[Type, ...]:
         try:
-            return self.op.inferred(*(value.type for value in self.inputs))
+            return self.op.infer_cached(*(value.type for value in self.inputs))
         except GraphError as error:
             raise GraphError(
                 f"{self.name}: {error}", error.place or self.place, expected=error.expected, got=error.got
@@ -70,8 +70,8 @@ class Node:
     def __repr__(self) -> str:
         return f"<{self.name}: {self.op.name}>"
 
-    def remade(self, *, op: Op | None = None, inputs: tuple[Value, ...] | None = None, name: str | None = None) -> Node:
-        """A node like this one, made now: it stands after everything that was made before it."""
+    def remake(self, *, op: Op | None = None, inputs: tuple[Value, ...] | None = None, name: str | None = None) -> Node:
+        """A copy of this node with these changes. It is made now, so it stands after every earlier node."""
         return Node(
             op or self.op, self.inputs if inputs is None else inputs, name or self.name, self.params, self.place
         )
@@ -148,9 +148,9 @@ class Function:
 
 
 class Interner:
-    """Gives the first function for all that are equal to it, so that equal layers are one object.
+    """Returns the first function of all equal ones, so that equal layers are one object.
 
-    Unlike functions are named apart: Layer, then GlobalLayer for the layer kind `global`, then GlobalLayer2.
+    Functions that differ get different names: Layer, then GlobalLayer for the layer kind `global`, then GlobalLayer2.
     """
 
     def __init__(self) -> None:

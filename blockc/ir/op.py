@@ -6,14 +6,14 @@
     numpy      the meaning, in float64: the oracle
     declares   PyTorch: what stands in __init__, or nothing
     torch      PyTorch: the expression that calls it
-    constant   PyTorch: what it needs of the model that is computed once
-    absent     PyTorch: what it means where it need not be made; `lacks` says which operands need not
+    constant   PyTorch: a tensor that the model computes once for it
+    absent     PyTorch: what None means in place of the output; `optional_operands` says which operands may be None
     onnx       the lowering to the standard dialect, in operators of the opset `since`
     older      the same in operators of the oldest opset, where `since` is a later one
     tokenwise  over which axes it works token by token; `reach` follows from it
-    figures    what it computes with, by the spec's keys: compared with what lies beside weights
+    figures    what it computes with, by the spec's keys: compared with a config.json beside weights
     state      what a later call needs again, and how it is held
-    samples    operands on which all of these are compared
+    samples    operands on which the tests compare all of these
 
 An op imports NumPy only: the torch rule gives text, the ONNX rule receives a builder.
 """
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from blockc.basics.opsets import OPSETS
 from blockc.ir.dims import Dim, dim
-from blockc.ir.reach import Constant, Leaks, Reach, Sides, Tokens, along
+from blockc.ir.reach import Constant, Leaks, Reach, Sides, Tokens, as_tokens
 from blockc.ir.types import GraphError, Param, Type
 
 USUAL = {"usual": True}  # of a field whose default is left out of a graph's text
@@ -58,11 +58,11 @@ class OnnxBuilder(Protocol):
         """A constant in the model's own float type."""
         ...
 
-    def narrowed(self, value: OnnxValue) -> OnnxValue:
+    def narrow(self, value: OnnxValue) -> OnnxValue:
         """An fp32 value in the model's own float type."""
         ...
 
-    def widened(self, value: OnnxValue) -> OnnxValue:
+    def widen(self, value: OnnxValue) -> OnnxValue:
         """A value of the model's own float type in fp32."""
         ...
 
@@ -86,7 +86,7 @@ class Grows:
 
 @dataclass(frozen=True)
 class Carried:
-    """A state of one size, zeros before the first call. The op's `going_on` reads it and gives the next one."""
+    """A state of one size, zeros before the first call. The op's `continue_states` reads it and gives the next one."""
 
     name: str
     type: Type
@@ -102,10 +102,10 @@ class Sample:
 
 
 class Operand(str):
-    """What an operand is called in a PyTorch text, with its type.
+    """The name of an operand in a PyTorch text, with its type.
 
-    `absent` says what is meant where it is None: "causal", all but the future is seen; "whole", all is seen; "" where
-    it never is.
+    `absent` says what None means for it: "causal", every token but later ones is seen; "whole", every token is seen;
+    "" where it is never None.
     """
 
     type: Type
@@ -134,9 +134,9 @@ class Op:
     def infer(self, *args: Type) -> tuple[Type, ...]:
         raise NotImplementedError
 
-    def inferred(self, *args: Type) -> tuple[Type, ...]:
-        """`infer`, worked out once for equal ops: equal layers ask again and again."""
-        return _inferred(self, args)
+    def infer_cached(self, *args: Type) -> tuple[Type, ...]:
+        """`infer`, computed once for equal ops and types: equal layers repeat them."""
+        return _infer_cached(self, args)
 
     def params(self) -> tuple[Param, ...]:
         return ()
@@ -155,18 +155,18 @@ class Op:
         return None
 
     def constant(self) -> tuple[str, str] | None:
-        """PyTorch: a tensor that depends on nothing, by a word and as an expression; the model keeps it."""
+        """PyTorch: a tensor that depends on no input, as (name, expression); the model keeps it."""
         return None
 
     def torch(self, me: str, *args: str) -> str:
-        """`me` is what `declares` was bound to, or what `constant` is kept as; `args` name the operands."""
+        """The expression. `me` names the module of `declares` or the tensor of `constant`; `args` name the operands."""
         raise NotImplementedError
 
     def absent(self) -> str:
         """PyTorch: what the output is where there is neither padding nor a past, as Operand.absent says it."""
         return ""
 
-    def lacks(self) -> tuple[int, ...]:
+    def optional_operands(self) -> tuple[int, ...]:
         """PyTorch: the operands that may be None."""
         return ()
 
@@ -188,7 +188,7 @@ class Op:
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         """By default: token by token where `tokenwise` says so, a leak where it does not."""
         count = len(self.output_names)
-        reaches = tuple(along(reach) for reach in reaches)
+        reaches = tuple(as_tokens(reach) for reach in reaches)
         if leak := next((r for r in reaches if isinstance(r, Leaks)), None):
             return (leak,) * count
         if all(isinstance(reach, Constant) for reach in reaches):
@@ -202,23 +202,23 @@ class Op:
         return tuple(Tokens(axis) for axis in axes.outputs)
 
     def state(self, *args: Type) -> tuple[State, ...]:
-        """What a later call needs again, of operands of these types."""
+        """The states that a later call needs again, for operands of these types."""
         return ()
 
-    def going_on(self) -> Op:
-        """The op that goes on from carried states: its last operands are theirs, and its last outputs the next ones."""
+    def continue_states(self) -> Op:
+        """The op that continues from carried states: they are its last operands, and the next ones its last outputs."""
         raise NotImplementedError
 
     def shares(self) -> Mapping[int, int]:
-        """Operands that may be the same memory as an output: the op writes into the state that it reads."""
+        """{operand: output} that may be the same memory: the op writes into the state that it reads."""
         return {}
 
     def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
-        """What it computes with, by the spec's keys: what no tensor's name and no shape tells, and a file may say."""
+        """Numbers and words that it computes with, by the spec's keys, where no tensor's name or shape shows them."""
         return ()
 
     def sides(self) -> tuple[Sides, ...]:
-        """The lengths of calls at which the op computes otherwise."""
+        """The lengths of calls at which the op computes something else."""
         return ()
 
     @staticmethod
@@ -227,7 +227,7 @@ class Op:
 
 
 @lru_cache(maxsize=1 << 16)
-def _inferred(op: Op, types: tuple[Type, ...]) -> tuple[Type, ...]:
+def _infer_cached(op: Op, types: tuple[Type, ...]) -> tuple[Type, ...]:
     return op.infer(*types)
 
 

@@ -33,17 +33,17 @@ class Clock:
 
 @dataclass(frozen=True)
 class Places:
-    """Entry t along `axis` is where token t stands, as the caller says it: it depends on no token's content."""
+    """Entry t along `axis` is the position of token t as the caller gives it: it depends on no token's content."""
 
     axis: int
 
 
 @dataclass(frozen=True)
 class Length:
-    """How far the call goes: how many tokens there are, and nothing else of them.
+    """The number of tokens of the call, and nothing else about them.
 
-    What reads it says so in its own rule, and is causal among calls of one length alone: an earlier output does not
-    depend on what a later token is, but does on whether it is there.
+    An op that reads it allows it in its own rule. It is causal only among calls of one length: an earlier output does
+    not depend on what a later token is, but depends on whether there is one.
     """
 
 
@@ -65,8 +65,8 @@ class Leaks:
 Reach = Constant | Tokens | Clock | Places | Length | Allows | Leaks
 
 
-def along(reach: Reach) -> Reach:
-    """A clock is also an ordinary value that stands at its own token, as long as it does not run ahead of it."""
+def as_tokens(reach: Reach) -> Reach:
+    """The reach of a value that is used as an ordinary number: a clock is one unless it runs ahead of its token."""
     if isinstance(reach, Places):
         return Tokens(reach.axis)
     if isinstance(reach, Length):
@@ -78,14 +78,14 @@ def along(reach: Reach) -> Reach:
 
 @dataclass(frozen=True)
 class Sides:
-    """Which lengths of a call have the same frequencies: all up to `original`, and beyond it all, or each its own."""
+    """Which lengths of a call have the same frequencies: all up to `original`; beyond it, all or (`grows`) none."""
 
     original: int
     grows: bool
 
-    def of(self, length: int) -> int:
-        """Lengths of one number are alike."""
+    def side_of(self, length: int) -> int:
+        """A number that is equal for lengths with the same frequencies."""
         return max(length, self.original) if self.grows else int(length > self.original)
 
-    def alike(self, lengths: Iterable[int]) -> bool:
-        return len({self.of(length) for length in lengths}) <= 1
+    def are_alike(self, lengths: Iterable[int]) -> bool:
+        return len({self.side_of(length) for length in lengths}) <= 1

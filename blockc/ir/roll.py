@@ -1,10 +1,10 @@
-"""Rolling: calls that form a chain are seen as one loop, so that text is as long for 126 layers as for 12."""
+"""roll: calls that form a chain become one loop, so that the text is as long for 126 layers as for 12."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blockc.ir.call import called, is_call
+from blockc.ir.call import callee_of, is_call
 from blockc.ir.nodes import Function, Node, Value
 
 
@@ -24,10 +24,10 @@ class Loop:
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        return tuple(called(call) for call in self.calls)
+        return tuple(callee_of(call) for call in self.calls)
 
 
-def period(items: tuple[object, ...]) -> int:
+def period_of(items: tuple[object, ...]) -> int:
     """The smallest n for which items[i] == items[i % n]."""
     for n in range(1, len(items)):
         if all(item == items[i % n] for i, item in enumerate(items)):
@@ -36,7 +36,7 @@ def period(items: tuple[object, ...]) -> int:
 
 
 def _signature(call: Node) -> object:
-    function = called(call)
+    function = callee_of(call)
     return (
         call.name.rpartition(".")[0],
         tuple((n.name, n.types) for n in function.inputs),
@@ -47,7 +47,7 @@ def _signature(call: Node) -> object:
 def roll(function: Function) -> list[Node | Loop]:
     """The function's nodes in order, with each chain of two or more alike calls folded into a Loop.
 
-    A call of which more than the stream is read stands by itself: what a loop gives is its last call's.
+    A call with more outputs in use than the stream stands by itself: a loop gives only its last call's output.
     """
     items: list[Node | Loop] = []
     run: list[Node] = []
@@ -56,7 +56,7 @@ def roll(function: Function) -> list[Node | Loop]:
         if current is not None and run and not lends & {run[-1], current} and _continues(run[-1], current):
             run.append(current)
             continue
-        items.extend([_loop(run)] if len(run) > 1 else run)
+        items.extend([_fold(run)] if len(run) > 1 else run)
         run = [current] if current is not None else []
     return items
 
@@ -68,7 +68,7 @@ def _continues(previous: Node, current: Node) -> bool:
     return len(fed) == 1 and "." in current.name and _signature(previous) == _signature(current)
 
 
-def _loop(calls: list[Node]) -> Loop:
+def _fold(calls: list[Node]) -> Loop:
     chain = next(i for i, value in enumerate(calls[1].inputs) if value == calls[0][0])
     fixed: dict[int, Value] = {}
     varying: dict[int, tuple[Value, ...]] = {}

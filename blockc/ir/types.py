@@ -1,4 +1,4 @@
-"""Types of values, the parameters that nodes hold, and the error of a graph that does not hold together."""
+"""Types of values, the parameters that nodes hold, and the error of a graph that is not valid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Dtype = Literal["float", "float32", "int", "int32", "int8", "uint8", "bool"]
 
 
 class GraphError(BlockcError):
-    """A graph that does not hold together: the message, and the place in the spec that it comes from, where known."""
+    """A graph that is not valid: the message, and the place in the spec that it comes from, where known."""
 
     def __init__(self, message: str, place: Place | None = None, *, expected: str = "", got: str = "") -> None:
         super().__init__(message)

@@ -32,8 +32,8 @@ from blockc.source import (
     Tree,
     finding,
     parse,
-    plain,
     suggest,
+    to_plain,
 )
 
 WORDS = ("layout", "prefix", "tensors", "layers", "tied", "ignore")
@@ -42,7 +42,7 @@ GGUF_WORDS = ("permute_rope", "plus_offset")
 
 
 class LayoutError(BlockcError):
-    """A layout that is not there, or that does not fit the function."""
+    """A layout that does not exist, or that does not fit the function."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Item:
     axis: int = 0
     transpose: bool = False
     permute_rope: str | None = None  # the heads whose rows are interleaved in the file and halves here
-    plus_offset: bool = False  # the file has a gain as it is multiplied by: with the norm's offset added to it
+    plus_offset: bool = False  # the file stores the gain with the norm's offset already added
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,18 @@ class Layout:
     prefixes: tuple[str, ...]  # the first stands in the names above; a file may have another in its stead
 
 
-def layout(name: str) -> Layout:
+def load_layout(name: str) -> Layout:
     """The layout of this name. Raises LayoutError where there is none, SpecError where its file is at fault."""
-    return _layout(name, files("blockc").joinpath("layouts"), ())
+    return _load(name, files("blockc").joinpath("layouts"), ())
 
 
-def gguf_layout(architecture: str) -> Layout:
+def load_gguf_layout(architecture: str) -> Layout:
     """The layout of GGUF files of an architecture: a folder of its own, as no model.py reads them."""
-    return _layout(architecture, files("blockc").joinpath("layouts", "gguf"), GGUF_WORDS)
+    return _load(architecture, files("blockc").joinpath("layouts", "gguf"), GGUF_WORDS)
 
 
 @cache
-def _layout(name: str, folder: Traversable, words: tuple[str, ...]) -> Layout:
+def _load(name: str, folder: Traversable, words: tuple[str, ...]) -> Layout:
     known = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     if name not in known:
         raise LayoutError(f"no checkpoint layout is named {name!r}; there are: {', '.join(known)}")
@@ -87,9 +87,9 @@ def _layout(name: str, folder: Traversable, words: tuple[str, ...]) -> Layout:
 
 def read_layout(name: str, tree: MappingNode, words: tuple[str, ...] = ()) -> Layout:
     """A layout's tree, every word understood or refused with its place. `words` are those that model.py cannot undo."""
-    reader = _Reader(words)
+    reader = _LayoutReader(words)
     top = reader.mapping(tree, WORDS)
-    version = plain(top["layout"].value) if "layout" in top else None
+    version = to_plain(top["layout"].value) if "layout" in top else None
     if type(version) is not int or version != 1:
         place = top["layout"].value.place if "layout" in top else tree.place
         message = "unknown version of the layout format"
@@ -105,7 +105,7 @@ def read_layout(name: str, tree: MappingNode, words: tuple[str, ...] = ()) -> La
     return Layout(name, tuple(items), tied, ignored, prefixes)
 
 
-class _Reader:
+class _LayoutReader:
     """Reads a layout's tree. Faults are gathered, so that one run shows all that is wrong."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
@@ -118,7 +118,7 @@ class _Reader:
     def mapping(self, tree: Tree, words: tuple[str, ...] = ()) -> dict[str, Entry]:
         """The entries; where words are given, no other key stands."""
         if not isinstance(tree, MappingNode):
-            self.wrong(tree.place, "not a mapping", "key: value", plain(tree))
+            self.wrong(tree.place, "not a mapping", "key: value", to_plain(tree))
             return {}
         for key, entry in tree.entries.items():
             if words and key not in words:
@@ -138,17 +138,17 @@ class _Reader:
 
     def words(self, tree: Tree, holes: tuple[str, ...]) -> list[str]:
         if not isinstance(tree, SequenceNode) or not tree.items:
-            self.wrong(tree.place, "not a list of names", "[a, b]", plain(tree))
+            self.wrong(tree.place, "not a list of names", "[a, b]", to_plain(tree))
             return []
-        return [self.name(plain(item), item.place, holes) for item in tree.items]
+        return [self.name(to_plain(item), item.place, holes) for item in tree.items]
 
     def pairs(self, tree: Tree, holes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         for key, entry in self.mapping(tree).items():
-            yield self.name(key, entry.key, holes), self.name(plain(entry.value), entry.value.place, holes)
+            yield self.name(key, entry.key, holes), self.name(to_plain(entry.value), entry.value.place, holes)
 
     def reasons(self, tree: Tree) -> Iterator[tuple[str, str]]:
         for key, entry in self.mapping(tree).items():
-            reason = plain(entry.value)
+            reason = to_plain(entry.value)
             if not isinstance(reason, str) or not reason:
                 self.wrong(entry.value.place, "a tensor is ignored for no reason", "why it has no effect", reason)
             yield self.name(key, entry.key, ("<i>",)), str(reason)
@@ -158,7 +158,7 @@ class _Reader:
         if not entries.keys() >= {"at", "tensors"}:
             self.wrong(tree.place, "layers has two words", "at and tensors", ", ".join(entries))
             return []
-        at = self.name(plain(entries["at"].value), entries["at"].value.place, ("<i>",))
+        at = self.name(to_plain(entries["at"].value), entries["at"].value.place, ("<i>",))
         if "{i}" not in at:
             self.wrong(entries["at"].value.place, "no place for the layer's number", "<i>", at)
         return list(self.items(entries["tensors"].value, f"{at}.", "layers.{i}."))
@@ -190,17 +190,17 @@ class _Reader:
         return Item(name, targets, groups, axis, transpose, self.permutation(entries, len(targets)), plus)
 
     def flag(self, entries: dict[str, Entry], key: str) -> bool:
-        value = plain(entries[key].value) if key in entries else False
+        value = to_plain(entries[key].value) if key in entries else False
         if not isinstance(value, bool):
             self.wrong(entries[key].value.place, f"{key} is yes or no", "true or false", value)
         return value is True
 
     def permutation(self, entries: dict[str, Entry], targets: int) -> str | None:
-        """The word permute_rope, of one parameter that nothing else is done to."""
+        """The value of permute_rope, which only a line of one parameter and no other word may have."""
         if "permute_rope" not in entries:
             return None
         tree = entries["permute_rope"].value
-        word = plain(tree)
+        word = to_plain(tree)
         if not isinstance(word, str) or word not in GROUPS:
             self.wrong(tree.place, "not a value of permute_rope", " or ".join(GROUPS), word)
         elif targets > 1 or entries.keys() > {"of", "permute_rope"}:
@@ -212,7 +212,7 @@ class _Reader:
     def number(
         self, entries: dict[str, Entry], key: str, absent: int, least: int, words: tuple[str, ...] = ()
     ) -> int | str:
-        value = plain(entries[key].value) if key in entries else absent
+        value = to_plain(entries[key].value) if key in entries else absent
         if isinstance(value, int) and not isinstance(value, bool) and value >= least:
             return value
         if isinstance(value, str) and value in words:

@@ -1,4 +1,4 @@
-"""A language model inside a model of images or sound: what its tensors are called there, and what the others are.
+"""A language model inside a model of images or sound: how its tensors are named there, and whose the others are.
 
 One data file, layouts/wrapped/language-models.yaml, holds for the layouts of all families.
 """
@@ -14,9 +14,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from blockc.basics.errors import listed
+from blockc.basics.errors import shorten
 from blockc.layouts import LayoutError
-from blockc.source import parse, plain
+from blockc.source import parse, to_plain
 
 FILE = "layouts/wrapped/language-models.yaml"
 
@@ -33,16 +33,16 @@ class Spelling:
         return self.new + name.removeprefix(self.old) if name.startswith(self.old) else name
 
 
-class _Strict(BaseModel):
+class _FileModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class _Renaming(_Strict):
+class _Renaming(_FileModel):
     old: str = Field(alias="from", pattern=r"^[a-z_.]*$")
     new: str = Field(alias="to", pattern=r"^[a-z_.]+$")
 
 
-class Wrapper(_Strict):
+class Wrapper(_FileModel):
     wrapper: Literal[1]
     language: list[_Renaming]
     towers: Mapping[str, str]
@@ -51,18 +51,18 @@ class Wrapper(_Strict):
     def spellings(self) -> tuple[Spelling, ...]:
         return tuple(Spelling(each.old, each.new, True) for each in self.language)
 
-    def dropped(self, names: Iterable[str]) -> dict[str, str]:
-        """By its name, the tower that a tensor is of: of what belongs to none, nothing."""
+    def towers_of(self, names: Iterable[str]) -> dict[str, str]:
+        """{tensor: tower} for the tensors that belong to a tower."""
         words = "|".join(map(re.escape, self.towers))
         found = ((name, re.match(rf"(?:model\.)?({words})(?:\.|$)", name)) for name in names)
         return {name: tower[1] for name, tower in found if tower}
 
 
 @cache
-def wrapper() -> Wrapper:
+def load_wrapper() -> Wrapper:
     tree = parse(files("blockc").joinpath(*FILE.split("/")).read_bytes(), FILE)
     try:
-        return Wrapper.model_validate(plain(tree))
+        return Wrapper.model_validate(to_plain(tree))
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise LayoutError("\n  ".join([f"{FILE} is not one:", *listed(faults)])) from None
+        raise LayoutError("\n  ".join([f"{FILE} is not one:", *shorten(faults)])) from None

@@ -66,7 +66,7 @@ class Alibi(Op):
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         query, key = (g.op("Unsqueeze", x, g.constant(axes)) for x, axes in zip(args, ([1, 3], [1, 2]), strict=True))
         distance = g.op("Cast", g.op("Sub", query, key), to=1)  # in fp32: half precision has not all whole numbers
-        bias = g.narrowed(g.op("Mul", distance, g.constant(-self.slopes.astype(np.float32)[:, None, None])))
+        bias = g.narrow(g.op("Mul", distance, g.constant(-self.slopes.astype(np.float32)[:, None, None])))
         return [g.op("Where", *self.seen.onnx(g, args, ()), bias, g.real(-inf))]
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:

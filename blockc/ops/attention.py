@@ -1,4 +1,4 @@
-"""Heads, attention and what a cache does to it."""
+"""Heads, attention, and the ops that a cache and last-token logits add."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from blockc.ir import (
     product,
 )
 from blockc.ir.op import USUAL
-from blockc.ir.reach import Allows, Clock, Constant, Leaks, Reach, Tokens, along
-from blockc.ops.base import last, number, rand
+from blockc.ir.reach import Allows, Clock, Constant, Leaks, Reach, Tokens, as_tokens
+from blockc.ops.base import last_axis, number_text, rand
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Attention(Op):
 
     q (B, heads, S, d), k (B, kv_heads, T, d), v (B, kv_heads, T, d), mask bool (B, 1, S, T) -> (B, heads, S, d).
     Query head h reads key-value head h // (heads / kv_heads). cap(x) = softcap * tanh(x / softcap), before the mask.
-    Where it is biased, the mask is of floats (B, heads, S, T), added to the scores and -inf at what is not seen.
-    Keys and values that are borrowed are another attention's, which remembers them.
+    With `biased` the mask is of floats (B, heads, S, T), added to the scores, and -inf where a key is not seen.
+    With `borrowed` the keys and values come from another attention, which keeps them in its cache.
     """
 
     heads: int
@@ -122,7 +122,7 @@ class Attention(Op):
 
     def flops(self, *args: Type) -> Dim:
         _, k, v, *_ = args
-        return self.scratch(*args) * (last(k) + last(v)) * 2
+        return self.scratch(*args) * (last_axis(k) + last_axis(v)) * 2
 
     def scratch(self, *args: Type) -> Dim:
         q, k, *_ = args
@@ -136,7 +136,7 @@ class Attention(Op):
             scores = self.softcap * np.tanh(scores / self.softcap)
         if self.biased:
             mask, scores = mask > -np.inf, scores + mask
-        # Keys nobody sees give no weight; a row without any gives weight 0 instead of 0/0.
+        # A key that is not seen has weight 0, and a row that sees no key gives 0 instead of 0/0.
         peak = np.max(scores, axis=-1, keepdims=True, where=mask, initial=-np.inf)
         weights = np.exp(scores - np.where(np.isfinite(peak), peak, 0), where=mask, out=np.zeros_like(scores))
         total = weights.sum(axis=-1, keepdims=True)
@@ -156,15 +156,15 @@ class Attention(Op):
             said = f"attn_mask={mask}.to({q}.dtype)" if self.biased else f"attn_mask={mask}"
             if isinstance(mask, Operand) and mask.absent == "causal":
                 said += f", is_causal={mask} is None"
-            if not (isinstance(q, Operand) and self.scale == (last(q.type).value or 0) ** -0.5):
-                said += f", scale={number(self.scale)}"
+            if not (isinstance(q, Operand) and self.scale == (last_axis(q.type).value or 0) ** -0.5):
+                said += f", scale={number_text(self.scale)}"
             gqa = ", enable_gqa=True" if shared else ""
             return f"F.scaled_dot_product_attention({q}, {k}, {v}, {said}{gqa})"
         if shared:
             k, v = (f"grouped({x}, {self.heads // self.kv_heads})" for x in (k, v))
-        return f"{self.helpers[0]}({q}, {k}, {v}, {mask}, scale={number(self.scale)}, softcap={self.softcap!r})"
+        return f"{self.helpers[0]}({q}, {k}, {v}, {mask}, scale={number_text(self.scale)}, softcap={self.softcap!r})"
 
-    def lacks(self) -> tuple[int, ...]:
+    def optional_operands(self) -> tuple[int, ...]:
         return (3,) if self.softcap is None and not self.biased else ()
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
@@ -180,34 +180,34 @@ class Attention(Op):
         else:
             weights = g.op("Softmax", g.op("Where", mask, scores, nothing), axis=-1)
             seen = mask
-        return [self._weighed(g, g.op("Where", seen, weights, g.real(0.0)), v)]
+        return [self._weigh(g, g.op("Where", seen, weights, g.real(0.0)), v)]
 
     def _scores(self, g: OnnxBuilder, q: OnnxValue, k: OnnxValue) -> OnnxValue:
         """scale * q k^T, capped: (B, heads, S, T)"""
-        scaled = self._grouped(g, g.op("Mul", q, g.real(self.scale)))
+        scaled = self._group_heads(g, g.op("Mul", q, g.real(self.scale)))
         scores = g.op("MatMul", scaled, g.op("Transpose", k, perm=[0, 1, 3, 2]))
-        scores = self._apart(g, scores)
+        scores = self._split_groups(g, scores)
         if self.softcap is None:
             return scores
         cap = g.real(self.softcap)
         return g.op("Mul", g.op("Tanh", g.op("Div", scores, cap)), cap)
 
-    def _weighed(self, g: OnnxBuilder, weights: OnnxValue, v: OnnxValue) -> OnnxValue:
+    def _weigh(self, g: OnnxBuilder, weights: OnnxValue, v: OnnxValue) -> OnnxValue:
         """(B, heads, S, T), (B, kv_heads, T, d) -> (B, heads, S, d)"""
-        return self._apart(g, g.op("MatMul", self._grouped(g, weights), v))
+        return self._split_groups(g, g.op("MatMul", self._group_heads(g, weights), v))
 
-    def _grouped(self, g: OnnxBuilder, x: OnnxValue) -> OnnxValue:
-        """The rows of all heads that read one key-value head, below each other: no keys and values are repeated."""
+    def _group_heads(self, g: OnnxBuilder, x: OnnxValue) -> OnnxValue:
+        """Stacks the rows of all heads that read one key-value head, so that no keys and values are repeated."""
         return x if self.heads == self.kv_heads else g.op("Reshape", x, g.constant([0, self.kv_heads, -1, 0]))
 
-    def _apart(self, g: OnnxBuilder, x: OnnxValue) -> OnnxValue:
+    def _split_groups(self, g: OnnxBuilder, x: OnnxValue) -> OnnxValue:
         return x if self.heads == self.kv_heads else g.op("Reshape", x, g.constant([0, self.heads, -1, 0]))
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return TokenAxes((2, None, None, 2), (2,))
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
-        for reach in map(along, reaches[:3]):
+        for reach in map(as_tokens, reaches[:3]):
             if isinstance(reach, Leaks):
                 return (reach,)
             if reach not in (Tokens(2), Constant()):
@@ -261,8 +261,8 @@ class Extend(Op):
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         past, new = reaches
-        if past == Constant() and along(new) in (Tokens(self.axis), Constant()):
-            return (along(new),)
+        if past == Constant() and as_tokens(new) in (Tokens(self.axis), Constant()):
+            return (as_tokens(new),)
         return (Leaks("a cache extended with a value that leaks"),)
 
     @staticmethod
@@ -288,7 +288,7 @@ class LastIndex(Op):
         return [g.op("ArgMax", args[0], axis=1, keepdims=1, select_last_index=0)]
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
-        # Which token is asked for is the question, not the answer: the index itself tells nothing of the later tokens.
+        # The index only selects a token; it says nothing about what later tokens are.
         return (Constant(),) if isinstance(reaches[0], Clock) else (Leaks("the last of something else than positions"),)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What ops are written with: the op that works entry by entry, where tokens stand, and operands for samples."""
+"""Helpers for ops: the op that works entry by entry, the token axis, and operands for samples."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def token_axis(type_: Type) -> int:
     return 2 if len(type_.shape) == 4 else 1
 
 
-def last(type_: Type) -> Dim:
+def last_axis(type_: Type) -> Dim:
     return type_.shape[-1]
 
 
-def number(value: float) -> str:
-    """As a Python text has it: 2560**0.5 rather than its digits."""
+def number_text(value: float) -> str:
+    """The number as Python text: 2560**0.5 rather than its digits."""
     root = round(value**2)
     if len(repr(value)) > 8 and root**0.5 == value:
         return f"{root}**0.5"
@@ -48,7 +48,7 @@ class Elementwise(Op):
 
 @dataclass(frozen=True)
 class Activation(Elementwise):
-    """What stands between an MLP's matrices: every MLP has one."""
+    """The function between an MLP's matrices: every MLP has one."""
 
     def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
         return ("activation", self.name), ("mlp.width", args[0].shape[-1].value)

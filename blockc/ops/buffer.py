@@ -1,6 +1,6 @@
-"""What a cache of fixed length needs: writing into it, and the positions of what is being written.
+"""Ops for a cache of fixed length: writing into it, and the positions of the tokens that are written.
 
-The buffer pass puts these in. Like fused ops they are never emitted as PyTorch.
+The buffer pass inserts them. Like fused ops they are never emitted as PyTorch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from blockc.basics.opsets import BUFFERED
 from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Op, Sample, Type, expect
 from blockc.ir.op import USUAL
-from blockc.ir.reach import Clock, Constant, Leaks, Reach, Tokens, along
+from blockc.ir.reach import Clock, Constant, Leaks, Reach, Tokens, as_tokens
 from blockc.ops.base import rand
 
 
@@ -45,10 +45,10 @@ class Write(Op):
         return [g.op("TensorScatter", *args, axis=self.axis)]
 
     def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
-        """Where each number goes is said one by one."""
+        """ScatterElements with an index for each number."""
         past, new, first = args
         zero, one = g.constant(np.array(0)), g.constant(np.array(1))
-        at = _places(g, zero, one, g.op("Shape", new, start=self.axis, end=self.axis + 1), first)
+        at = _slots(g, zero, one, g.op("Shape", new, start=self.axis, end=self.axis + 1), first)
         at = g.op("Unsqueeze", at, g.constant([*range(1, self.axis), self.axis + 1]))
         return [g.op("ScatterElements", past, g.op("Expand", at, g.op("Shape", new)), new, axis=self.axis)]
 
@@ -57,8 +57,8 @@ class Write(Op):
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         past, new, first = reaches
-        if (past, first) == (Constant(), Constant()) and along(new) in (Tokens(self.axis), Constant()):
-            return (along(new),)
+        if (past, first) == (Constant(), Constant()) and as_tokens(new) in (Tokens(self.axis), Constant()):
+            return (as_tokens(new),)
         return (Leaks("a cache written with a value that leaks"),)
 
     @staticmethod
@@ -82,11 +82,11 @@ class PositionsFrom(Op):
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         zero, one = g.constant(np.array(0)), g.constant(np.array(1))
         positions = g.op("Sub", g.op("CumSum", args[0], one), one)
-        at = _places(g, zero, one, g.op("Shape", args[1], start=1, end=2), args[2])
+        at = _slots(g, zero, one, g.op("Shape", args[1], start=1, end=2), args[2])
         return [g.op("GatherElements", positions, at, axis=1)]
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
-        counted = along(reaches[0]) in (Tokens(1), Constant()) and reaches[2] == Constant()
+        counted = as_tokens(reaches[0]) in (Tokens(1), Constant()) and reaches[2] == Constant()
         return (Clock(1) if counted else Leaks("positions counted from a value that leaks"),)
 
     @staticmethod
@@ -95,7 +95,7 @@ class PositionsFrom(Op):
         return (Sample(PositionsFrom(), (mask, np.zeros((2, 2), np.int64), np.array([3, 1]))),)
 
 
-def _places(g: OnnxBuilder, zero: OnnxValue, one: OnnxValue, tokens: OnnxValue, first: OnnxValue) -> OnnxValue:
+def _slots(g: OnnxBuilder, zero: OnnxValue, one: OnnxValue, tokens: OnnxValue, first: OnnxValue) -> OnnxValue:
     """first[b], first[b] + 1, ... for so many tokens, (1): (B, S)"""
     tokens = g.op("Squeeze", tokens, g.constant([0]))
     return g.op("Add", g.op("Unsqueeze", first, g.constant([1])), g.op("Range", zero, tokens, one))

@@ -9,9 +9,9 @@ from math import pi, sqrt
 import numpy as np
 
 from blockc.ir import Array, Arrays, Fact, OnnxBuilder, OnnxValue, Sample, Type
-from blockc.ops.base import Activation, Elementwise, number, rand
+from blockc.ops.base import Activation, Elementwise, number_text, rand
 
-STEEP = 1.702  # with which a sigmoid is closest to the normal distribution function
+STEEP = 1.702  # the slope with which a sigmoid is closest to the normal distribution function
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Scale(Elementwise):
         return (args[0] * self.factor,)
 
     def torch(self, me: str, *args: str) -> str:
-        return f"{args[0]} * {number(self.factor)}"
+        return f"{args[0]} * {number_text(self.factor)}"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         return [g.op("Mul", args[0], g.real(self.factor))]
@@ -217,9 +217,9 @@ class Gelu(Activation):
         return [g.op("Gelu", args[0], approximate="none")]
 
     def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
-        x, half, one, root = g.widened(args[0]), *(_number(g, n) for n in (0.5, 1.0, sqrt(2)))
+        x, half, one, root = g.widen(args[0]), *(_fp32_constant(g, n) for n in (0.5, 1.0, sqrt(2)))
         share = g.op("Add", g.op("Erf", g.op("Div", x, root)), one)
-        return [g.narrowed(g.op("Mul", g.op("Mul", x, share), half))]
+        return [g.narrow(g.op("Mul", g.op("Mul", x, share), half))]
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
@@ -261,17 +261,20 @@ class GeluTanh(Activation):
         return [g.op("Gelu", args[0], approximate="tanh")]
 
     def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
-        x, half, one, steep, bent = g.widened(args[0]), *(_number(g, n) for n in (0.5, 1.0, sqrt(2 / pi), 0.044715))
+        x, half, one, steep, bent = (
+            g.widen(args[0]),
+            *(_fp32_constant(g, n) for n in (0.5, 1.0, sqrt(2 / pi), 0.044715)),
+        )
         cubed = g.op("Mul", g.op("Mul", g.op("Mul", x, x), x), bent)
         share = g.op("Add", g.op("Tanh", g.op("Mul", g.op("Add", x, cubed), steep)), one)
-        return [g.narrowed(g.op("Mul", g.op("Mul", x, half), share))]
+        return [g.narrow(g.op("Mul", g.op("Mul", x, half), share))]
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
         return (Sample(GeluTanh(), (rand(2, 3, 8) * 2,)),)
 
 
-def _number(g: OnnxBuilder, value: float) -> OnnxValue:
+def _fp32_constant(g: OnnxBuilder, value: float) -> OnnxValue:
     """In fp32, whatever the model's type."""
     return g.constant(np.array(value, np.float32))
 

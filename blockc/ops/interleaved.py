@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Sample
-from blockc.ops.rotary import Rotary, turned
+from blockc.ops.rotary import Rotary, rotary_samples
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class RotaryInterleaved(Rotary):
         end, axis, step = g.constant([self.width]), g.constant([3]), g.constant([2])
         return [g.op("Slice", x, g.constant([first]), end, axis, step) for first in (0, 1)]
 
-    def _joined(self, g: OnnxBuilder, a: OnnxValue, b: OnnxValue, still: Sequence[OnnxValue]) -> OnnxValue:
+    def _join(self, g: OnnxBuilder, a: OnnxValue, b: OnnxValue, still: Sequence[OnnxValue]) -> OnnxValue:
         stacked = g.op("Concat", *(g.op("Unsqueeze", part, g.constant([4])) for part in (a, b)), axis=4)
         turned = g.op("Reshape", stacked, g.constant([0, 0, 0, self.width]))
         return g.op("Concat", turned, *still, axis=3) if still else turned
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        return turned(RotaryInterleaved)
+        return rotary_samples(RotaryInterleaved)

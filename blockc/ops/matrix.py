@@ -23,7 +23,7 @@ from blockc.ir import (
     expect,
     product,
 )
-from blockc.ops.base import Elementwise, last, rand
+from blockc.ops.base import Elementwise, last_axis, rand
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Linear(Op):
     bias: bool = False
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
-        expect(last(args[0]) == dim(self.inputs), "the width read by a linear", self.inputs, last(args[0]))
+        expect(last_axis(args[0]) == dim(self.inputs), "the width read by a linear", self.inputs, last_axis(args[0]))
         return (args[0].with_axis(len(args[0].shape) - 1, self.outputs),)
 
     def params(self) -> tuple[Param, ...]:
@@ -115,7 +115,7 @@ class RmsNorm(Elementwise):
     since = 23
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
-        expect(last(args[0]) == dim(self.width), "the width read by a norm", self.width, last(args[0]))
+        expect(last_axis(args[0]) == dim(self.width), "the width read by a norm", self.width, last_axis(args[0]))
         return args
 
     def params(self) -> tuple[Param, ...]:
@@ -150,9 +150,9 @@ class RmsNorm(Elementwise):
 
     def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         """In fp32, in the form that onnxruntime knows as one kernel."""
-        x, eps = g.widened(args[0]), g.constant(np.array(self.eps, np.float32))
+        x, eps = g.widen(args[0]), g.constant(np.array(self.eps, np.float32))
         rms = g.op("Sqrt", g.op("Add", _mean(g, g.op("Pow", x, g.constant(np.array(2, np.float32)))), eps))
-        return [g.narrowed(g.op("Mul", g.op("Div", x, rms), g.widened(self.gain(g, params))))]
+        return [g.narrow(g.op("Mul", g.op("Div", x, rms), g.widen(self.gain(g, params))))]
 
     def gain(self, g: OnnxBuilder, params: Sequence[OnnxValue]) -> OnnxValue:
         """What ONNX multiplies by."""
@@ -181,7 +181,7 @@ class LayerNorm(Elementwise):
     offset: float | None = None  # added to weight; none is 0
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
-        expect(last(args[0]) == dim(self.width), "the width read by a norm", self.width, last(args[0]))
+        expect(last_axis(args[0]) == dim(self.width), "the width read by a norm", self.width, last_axis(args[0]))
         return args
 
     def params(self) -> tuple[Param, ...]:

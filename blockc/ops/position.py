@@ -1,6 +1,6 @@
-"""Position as a value: who stands where, who sees whom, and the tables made from it.
+"""Positions as values, the masks computed from them, and sinusoidal tables.
 
-Padding is a key at a position that no query reaches, so full, cached, chunked, windowed and padded runs are one rule.
+Padding is a key at a position that no query reaches: one rule covers full, cached, chunked, windowed and padded runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockc.ir import Array, Arrays, Fact, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, Type, dim, expect
-from blockc.ir.reach import Allows, Clock, Constant, Leaks, Length, Places, Reach, Tokens, along
+from blockc.ir.reach import Allows, Clock, Constant, Leaks, Length, Places, Reach, Tokens, as_tokens
 from blockc.ops.base import Elementwise, rand
 from blockc.ops.rotary import angles
 
@@ -20,7 +20,7 @@ FAR = 2**30  # the position of padding: beyond every query
 
 def _clock(reaches: tuple[Reach, ...], far: bool) -> tuple[Reach, ...]:
     """A running count of the mask up to t reads no later token."""
-    reach = along(reaches[0])
+    reach = as_tokens(reaches[0])
     return (
         (Clock(1, far=far),)
         if reach in (Tokens(1), Constant())
@@ -272,7 +272,7 @@ class Sinusoidal(Op):
         turns = angles(g, args[0], g.constant(self.frequencies.astype(np.float32)))
         pairs = [g.op("Unsqueeze", g.op(f, turns), g.constant([3])) for f in ("Sin", "Cos")]
         shape = g.constant([0, 0, self.width])
-        return [g.narrowed(g.op("Reshape", g.op("Concat", *pairs, axis=3), shape))]
+        return [g.narrow(g.op("Reshape", g.op("Concat", *pairs, axis=3), shape))]
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return TokenAxes((1, 1), (1,))

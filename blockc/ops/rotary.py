@@ -65,7 +65,7 @@ class RotaryTable(Op):
 
     @property
     def frequencies(self) -> Array:
-        """Of a scaling by length, those within the original context."""
+        """The frequencies; for a scaling by length, those within the original context."""
         return self.at(np.array(0))
 
     def at(self, length: Array) -> Array:
@@ -104,7 +104,7 @@ class RotaryTable(Op):
         return f"{table}(\n    {args[0]},\n    {indent(text, '    ').lstrip()},\n{more})"
 
     def constant(self) -> tuple[str, str] | None:
-        """Of a scaling by length, what it scales."""
+        """The frequencies; for a scaling by length, those that it scales."""
         text = f"rotary_frequencies({self.theta!r}, pairs={self.pairs}, over={self.over})"
         match self.scaling:
             case LongropeByLength() | DynamicScaling():
@@ -123,27 +123,27 @@ class RotaryTable(Op):
         return f"still_pairs({text}, {self.still})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
-        turns = angles(g, args[0], self.lowered(g, *args[1:]))
-        return [self.amplified(g, g.op(turn, turns)) for turn in ("Cos", "Sin")]
+        turns = angles(g, args[0], self.lower_frequencies(g, *args[1:]))
+        return [self.amplify(g, g.op(turn, turns)) for turn in ("Cos", "Sin")]
 
-    def lowered(self, g: OnnxBuilder, *length: OnnxValue) -> OnnxValue:
+    def lower_frequencies(self, g: OnnxBuilder, *length: OnnxValue) -> OnnxValue:
         """The frequencies in a call, (R,) in fp32."""
         if self.by_length is None:
             return g.constant(self.frequencies.astype(np.float32))
         moving = self.by_length.onnx(g, self.unscaled, *length)
         return g.op("Concat", moving, g.constant(np.zeros(self.still, np.float32)), axis=0) if self.still else moving
 
-    def amplified(self, g: OnnxBuilder, turn: OnnxValue) -> OnnxValue:
-        """A cosine or sine in fp32, as the table holds it."""
+    def amplify(self, g: OnnxBuilder, turn: OnnxValue) -> OnnxValue:
+        """A cosine or sine in fp32, times the amplitude, in the model's type."""
         if self.amplitude is not None:
             turn = g.op("Mul", turn, g.constant(np.array(self.amplitude, np.float32)))
-        return g.narrowed(turn)
+        return g.narrow(turn)
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return TokenAxes((1, None)[: len(args)], (1, 1))
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
-        """A length is the one thing of later tokens that an earlier one may know."""
+        """The length of the call is the only thing about later tokens that an earlier one may depend on."""
         positions, *length = reaches
         if self.by_length is not None and length == [Length()]:
             return super().reach(types, (positions, Constant()))
@@ -217,19 +217,19 @@ class Rotary(Op):
 
     def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         """In fp32, rounded once."""
-        x, cos, sin = (g.widened(value) for value in args)
+        x, cos, sin = (g.widen(value) for value in args)
         cos, sin = (g.op("Unsqueeze", table, g.constant([1])) for table in (cos, sin))
         half, rest = self.width // 2, self.head_dim - self.width
         turning, *still = g.ops("Split", 2, x, g.constant([self.width, rest]), axis=3) if rest else [x]
         a, b = self._pairs(g, turning, half)
         real = g.op("Sub", g.op("Mul", a, cos), g.op("Mul", b, sin))
         imaginary = g.op("Add", g.op("Mul", b, cos), g.op("Mul", a, sin))
-        return [g.narrowed(self._joined(g, real, imaginary, still))]
+        return [g.narrow(self._join(g, real, imaginary, still))]
 
     def _pairs(self, g: OnnxBuilder, x: OnnxValue, half: int) -> Sequence[OnnxValue]:
         return g.ops("Split", 2, x, g.constant([half, half]), axis=3)
 
-    def _joined(self, g: OnnxBuilder, a: OnnxValue, b: OnnxValue, still: Sequence[OnnxValue]) -> OnnxValue:
+    def _join(self, g: OnnxBuilder, a: OnnxValue, b: OnnxValue, still: Sequence[OnnxValue]) -> OnnxValue:
         return g.op("Concat", a, b, *still, axis=3)
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
@@ -237,10 +237,10 @@ class Rotary(Op):
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        return turned(Rotary)
+        return rotary_samples(Rotary)
 
 
-def turned(op: type[Rotary]) -> tuple[Sample, ...]:
+def rotary_samples(op: type[Rotary]) -> tuple[Sample, ...]:
     """A head turned as a whole, and in part."""
 
     def sample(width: int) -> Sample:

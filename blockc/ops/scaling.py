@@ -1,4 +1,4 @@
-"""Frequencies of rotary positions, changed for a context longer than they were trained at."""
+"""Frequencies of rotary positions, changed for a longer context than the model was trained at."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ class LongropeScaling:
         return frequencies / np.array(self.factors)
 
     def torch(self, frequencies: str) -> str:
-        return f"divided_frequencies(\n    {frequencies},\n    {_listed(self.factors)},\n)"
+        return f"divided_frequencies(\n    {frequencies},\n    {_list_text(self.factors)},\n)"
 
 
-def _listed(factors: tuple[float, ...]) -> str:
+def _list_text(factors: tuple[float, ...]) -> str:
     return f"[\n{indent(fill(', '.join(map(repr, factors)) + ',', 80), ' ' * 8)}\n    ]"
 
 
@@ -135,7 +135,7 @@ class LongropeByLength:
     def torch(self, frequencies: str, length: str) -> str:
         return (
             f"frequencies_by_length(\n    {frequencies},\n    {length},\n    original={self.original},\n"
-            f"    short={_listed(self.short)},\n    long={_listed(self.long)},\n)"
+            f"    short={_list_text(self.short)},\n    long={_list_text(self.long)},\n)"
         )
 
     def onnx(self, g: OnnxBuilder, frequencies: Array, length: OnnxValue) -> OnnxValue:

@@ -1,4 +1,4 @@
-"""Attention sinks: for each head a learned logit that joins the softmax, and whose weight goes nowhere."""
+"""Attention sinks: each head has a learned logit that joins the softmax, and its weight is dropped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Op, Param, Sample, TokenAxes, Type, dim, expect
 from blockc.ir.reach import Constant, Reach
 from blockc.ops.attention import Attention
-from blockc.ops.base import number, rand
+from blockc.ops.base import number_text, rand
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class SinkAttention(Attention):
         return ("sink_attention",)
 
     def torch(self, me: str, *args: str) -> str:
-        return f"sink_attention({', '.join(args)}, scale={number(self.scale)})"
+        return f"sink_attention({', '.join(args)}, scale={number_text(self.scale)})"
 
-    def lacks(self) -> tuple[int, ...]:
+    def optional_operands(self) -> tuple[int, ...]:
         return ()
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
@@ -94,7 +94,7 @@ class SinkAttention(Attention):
         sink = g.op("Expand", g.op("Reshape", sinks, g.constant([1, self.heads, 1, 1])), self._column(g, q))
         weights = g.op("Softmax", g.op("Concat", scores, sink, axis=3), axis=-1)
         keys = g.op("Slice", weights, g.constant([0]), g.constant([-1]), g.constant([3]))
-        return [self._weighed(g, keys, v)]
+        return [self._weigh(g, keys, v)]
 
     def _zeros(self, g: OnnxBuilder, x: OnnxValue) -> OnnxValue:
         """(B, kv_heads, 1, d)"""

@@ -1,4 +1,4 @@
-"""The likeliest tokens, found where the logits are: of a vocabulary few numbers leave the device."""
+"""The likeliest tokens, found on the device of the logits, so that few numbers leave it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Op, Sample, TokenAxes, Type, dim, expect
-from blockc.ops.base import last, rand
+from blockc.ops.base import last_axis, rand
 
 
 @dataclass(frozen=True)
 class Top(Op):
     """y = the k largest of x, i = where: (B, S, V) -> (B, S, k) in fp32, (B, S, k); of equal ones the first come first.
 
-    Compared in fp32, which tells apart whatever fp16 and bf16 do: kernels of these types are missing here and there.
+    The comparison is in fp32, which holds all numbers of fp16 and bf16: some runtimes have no kernel for those.
     """
 
     k: int
@@ -23,7 +23,7 @@ class Top(Op):
     output_names = ("values", "tokens")
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
-        width = last(args[0]).value
+        width = last_axis(args[0]).value
         expect(args[0].dtype == "float" and (width is None or width >= self.k), "logits", f"{self.k} or more", args[0])
         shape = (*args[0].shape[:-1], dim(self.k))
         return Type("float32", shape), Type("int", shape)
@@ -36,7 +36,7 @@ class Top(Op):
         return f"tuple(y[..., :{self.k}] for y in {args[0]}.float().sort(dim=-1, descending=True, stable=True))"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
-        return g.ops("TopK", 2, g.widened(args[0]), g.constant([self.k]), axis=-1, largest=1, sorted=1)
+        return g.ops("TopK", 2, g.widen(args[0]), g.constant([self.k]), axis=-1, largest=1, sorted=1)
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return TokenAxes((1,), (1, 1))

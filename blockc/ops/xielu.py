@@ -1,4 +1,4 @@
-"""xIELU: an activation with numbers of its own, which each MLP learns for itself."""
+"""xIELU: an activation with parameters, which each MLP learns for itself."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Xielu(Activation):
         return f"{me}({args[0]})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
-        """In fp32, for what a half has lost beside x is much of expm1(x) - x."""
-        x, alpha_p, alpha_n, beta, eps = (g.widened(value) for value in (*args, *params))
+        """In fp32: in half precision much of expm1(x) - x would be lost."""
+        x, alpha_p, alpha_n, beta, eps = (g.widen(value) for value in (*args, *params))
         zero, one = (g.constant(np.array(number, np.float32)) for number in (0, 1))
 
         def positive(alpha: OnnxValue) -> OnnxValue:
@@ -54,7 +54,7 @@ class Xielu(Activation):
         below = g.op("Mul", g.op("Add", positive(alpha_n), beta), g.op("Sub", expm1, x))
         above = g.op("Mul", positive(alpha_p), g.op("Mul", x, x))
         bent = g.op("Where", g.op("Less", zero, x), above, below)
-        return [g.narrowed(g.op("Add", bent, g.op("Mul", beta, x)))]
+        return [g.narrow(g.op("Add", bent, g.op("Mul", beta, x)))]
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from blockc.ir import Function, Node, Param, Value, node, transform
-from blockc.ir.derive import Join, Passed
+from blockc.ir.derive import Join, PassResult
 from blockc.ops import Linear
 from blockc.ort.ops import GroupQueryAttention, RowQueryAttention
 
 
-def join_projections(function: Function) -> Passed:
+def join_projections(function: Function) -> PassResult:
     """Takes a fused function. A projection that anything besides its attention reads is not joined."""
     readers: dict[Value, list[Node]] = {}
     for n in function.nodes:
@@ -28,9 +28,9 @@ def join_projections(function: Function) -> Passed:
             return None
         assert isinstance(n.op, GroupQueryAttention | RowQueryAttention)
         made = _join(linears, inputs[0].node.inputs[0], joins)
-        return n.remade(op=replace(n.op, packed=True), inputs=(made[0], *inputs[3:]))
+        return n.remake(op=replace(n.op, packed=True), inputs=(made[0], *inputs[3:]))
 
-    return Passed(transform(function, rule), joins)
+    return PassResult(transform(function, rule), joins)
 
 
 def _find_projections(n: Node, readers: Mapping[Value, list[Node]]) -> tuple[Node, ...]:

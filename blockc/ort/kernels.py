@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from blockc.basics.floats import Dtype
+from blockc.basics.floats import FloatType
 from blockc.basics.opsets import BUFFERED, USUAL
 from blockc.graph.target import Provider, Target
 
@@ -24,12 +24,12 @@ OLDEST_LAST = "1.20"  # for a graph with the last token's logits: earlier ones h
 OLDEST_HALF = "1.20"  # for fp16 or bf16: in earlier ones clipped queries are wrong
 OLDEST_OWN = "1.28"  # for a provider's own operators
 
-_ALL: frozenset[Dtype] = frozenset(("fp32", "bf16", "fp16"))
-_FP32: frozenset[Dtype] = frozenset(("fp32",))
-_HALF: frozenset[Dtype] = frozenset(("fp16", "bf16"))
-_IEEE: frozenset[Dtype] = frozenset(("fp32", "fp16"))
+_ALL: frozenset[FloatType] = frozenset(("fp32", "bf16", "fp16"))
+_FP32: frozenset[FloatType] = frozenset(("fp32",))
+_HALF: frozenset[FloatType] = frozenset(("fp16", "bf16"))
+_IEEE: frozenset[FloatType] = frozenset(("fp32", "fp16"))
 
-KERNELS: Mapping[Provider, Mapping[str, frozenset[Dtype]]] = {
+KERNELS: Mapping[Provider, Mapping[str, frozenset[FloatType]]] = {
     "cpu": {
         "GroupQueryAttention": _IEEE,
         "SkipSimplifiedLayerNormalization": _IEEE,
@@ -51,7 +51,7 @@ KERNELS: Mapping[Provider, Mapping[str, frozenset[Dtype]]] = {
 }
 
 # The float types that a provider computes the portable graph in.
-COMPUTES: Mapping[Provider, frozenset[Dtype]] = {"cpu": _IEEE, "cuda": _ALL}
+COMPUTES: Mapping[Provider, frozenset[FloatType]] = {"cpu": _IEEE, "cuda": _ALL}
 # GroupQueryAttention takes heads whose coordinates are a multiple of HEAD; with rope, both the coordinates and those
 # that rope rotates must be multiples of TURNED.
 HEAD, TURNED = 8, 16  # diagnostics/advice.py says them in words

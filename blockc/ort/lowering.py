@@ -80,13 +80,13 @@ def _longest(op: Longest, g: OnnxBuilder, args: Values, params: Values) -> Seque
 
 
 def _rotary_table(op: RotaryTable, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
-    return _cos_and_sin(g, g.narrowed(_turn_by_table(op, g, *args)))
+    return _cos_and_sin(g, g.narrow(_turn_by_table(op, g, *args)))
 
 
 def _rotary_rows(op: RotaryRows, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
     total = g.op("Squeeze", g.op("Shape", args[0], start=1, end=2), g.constant([0]))
     positions = g.op("Range", g.constant(np.array(0)), total, g.constant(np.array(1)))
-    return _cos_and_sin(g, g.narrowed(_turn_by_table(op.table, g, positions, *args[1:])))
+    return _cos_and_sin(g, g.narrow(_turn_by_table(op.table, g, positions, *args[1:])))
 
 
 def _turn_by_table(table: RotaryTable, g: OnnxBuilder, positions: OnnxValue, *length: OnnxValue) -> OnnxValue:
@@ -103,7 +103,7 @@ def _turn_by_table(table: RotaryTable, g: OnnxBuilder, positions: OnnxValue, *le
 
 
 def _sinusoidal(op: Sinusoidal, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
-    cos, sin = _cos_and_sin(g, g.narrowed(_turn(g, args[0], op.frequencies)))
+    cos, sin = _cos_and_sin(g, g.narrow(_turn(g, args[0], op.frequencies)))
     pairs = [g.op("Unsqueeze", x, g.constant([3])) for x in (sin, cos)]
     return [g.op("Reshape", g.op("Concat", *pairs, axis=3), g.constant([0, 0, op.width]))]
 

@@ -1,10 +1,10 @@
-"""Graph to graph. A pass never knows who emits; `verify` holds after each."""
+"""Graph to graph. A pass does not know the emitter; `verify_graph` passes after each."""
 
 from blockc.ir import inline
 from blockc.passes.buffer import with_buffer
 from blockc.passes.cache import with_cache
-from blockc.passes.last_token import last_token
-from blockc.passes.top import top
-from blockc.passes.verify import verify
+from blockc.passes.last_token import keep_last_token
+from blockc.passes.top import keep_top
+from blockc.passes.verify import verify_graph
 
-__all__ = ["inline", "last_token", "top", "verify", "with_buffer", "with_cache"]
+__all__ = ["inline", "keep_last_token", "keep_top", "verify_graph", "with_buffer", "with_cache"]

@@ -1,8 +1,8 @@
-"""with_cache: what an op must remember becomes inputs and outputs, through nested calls.
+"""with_cache: the states of ops become inputs and outputs, through nested calls.
 
-A state that grows is joined with what an earlier call gave, one that is carried is read and given anew.
+A state that grows is joined with that of an earlier call; one that is carried is read and returned anew.
 
-What a function gives on to others is then all of it, past and new, and is its own present.
+Keys and values that a function lends to others are then the whole state, past and new, and also its present.
 Prefill and decode are the same cached function: with P past and S new tokens, any S.
 """
 
@@ -11,14 +11,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from blockc.graph.contract import past_name, present_name
-from blockc.ir import Call, Carried, Function, GraphError, Grows, Input, Node, P, T, Type, Value, apply, called, is_call
-from blockc.ir.transform import transform, transformed
+from blockc.ir import (
+    Call,
+    Carried,
+    Function,
+    GraphError,
+    Grows,
+    Input,
+    Node,
+    P,
+    T,
+    Type,
+    Value,
+    apply,
+    callee_of,
+    is_call,
+)
+from blockc.ir.transform import transform, transform_values
 from blockc.ops import Extend
 
 
 @dataclass(frozen=True)
-class _Held:
-    """One state of a function: its name, its past's type, which op's it is, and which output its present is."""
+class _State:
+    """One state of a function: its name, the type of its past, the op that owns it, and the output of its present."""
 
     name: str
     past: Type
@@ -33,10 +48,10 @@ def with_cache(root: Function) -> Function:
     """
     if not root.causal:
         raise GraphError("a model that looks both ways has no cache: what is past changes with what is new")
-    types = tuple(_grown(n) for n in root.inputs)
+    types = tuple(_grow(n) for n in root.inputs)
     cached, held = _Cache().function(root, types, top=True)
     if not held:
-        return root  # nothing is remembered, so there is no past to speak of
+        return root  # no op has a state
     order = {owner: i for i, owner in enumerate(dict.fromkeys(h.owner for h in held))}
     number = {id(h): order[h.owner] for h in held}
     state = cached.inputs[len(root.inputs) :]
@@ -47,22 +62,22 @@ def with_cache(root: Function) -> Function:
     return transform(replace(cached, outputs=outputs), lambda n, inputs: None, renamed)
 
 
-def _grown(n: Node) -> Type:
+def _grow(n: Node) -> Type:
     assert isinstance(n.op, Input)
     return n.op.type if n.op.grows is None else n.op.type.with_axis(n.op.grows, T)
 
 
 class _Cache:
     def __init__(self) -> None:
-        self.known: dict[tuple[Function, tuple[Type, ...]], tuple[Function, tuple[_Held, ...]]] = {}
-        self.made: dict[object, tuple[Function, tuple[_Held, ...]]] = {}
+        self.known: dict[tuple[Function, tuple[Type, ...]], tuple[Function, tuple[_State, ...]]] = {}
+        self.made: dict[object, tuple[Function, tuple[_State, ...]]] = {}
 
     def function(
         self, function: Function, types: tuple[Type, ...], top: bool = False
-    ) -> tuple[Function, tuple[_Held, ...]]:
+    ) -> tuple[Function, tuple[_State, ...]]:
         """The function with its states added and its inputs retyped; equal calls are one function.
 
-        One that gives its keys and values on, and one that does not, may become equal.
+        A function that lends its keys and values and one that does not may become equal.
         """
         if (function, types) not in self.known:
             made = _Rewrite(self, function, types, top).result()
@@ -80,14 +95,14 @@ class _Rewrite:
         ]
         self.new: dict[Value, Value] = {old[0]: new[0] for old, new in zip(function.inputs, self.inputs, strict=True)}
         self.taken = {n.name for n in (*function.inputs, *function.nodes)}
-        self.held: list[_Held] = []
+        self.held: list[_State] = []
         self.presents: list[tuple[Node, str, Value]] = []
         self.extended: dict[Value, Value] = {}
 
-    def result(self) -> tuple[Function, tuple[_Held, ...]]:
-        transformed(self.old, lambda n, inputs: (self.call if is_call(n) else self.stateful)(n, inputs), self.new)
+    def result(self) -> tuple[Function, tuple[_State, ...]]:
+        transform_values(self.old, lambda n, inputs: (self.call if is_call(n) else self.stateful)(n, inputs), self.new)
         outputs = [(name, self.extended.get(value, self.new[value])) for name, value in self.old.outputs]
-        held: list[_Held] = []
+        held: list[_State] = []
         names, at = {name for name, _ in outputs}, {value: i for i, (_, value) in reversed([*enumerate(outputs)])}
         for h, (n, name, value) in zip(self.held, self.presents, strict=True):
             if value not in at:
@@ -102,29 +117,29 @@ class _Rewrite:
         states = n.op.state(*(value.type for value in inputs))
         for state in (each for each in states if isinstance(each, Grows)):
             new = operands[state.operand]
-            past = self.past(n, _Held(state.name, new.type.with_axis(state.axis, P), owner))
+            past = self.past(n, _State(state.name, new.type.with_axis(state.axis, P), owner))
             extended = apply(Extend(state.axis), past, new, name=self.name(n, state.name), place=n.place)
             operands[state.operand] = self.extended[n.inputs[state.operand]] = extended
             self.present(n, state.name, extended)
         carried = [state for state in states if isinstance(state, Carried)]
         if not carried:
-            return n.remade(inputs=tuple(operands))
-        pasts = [self.past(n, _Held(state.name, state.type, owner)) for state in carried]
-        made = n.remade(op=n.op.going_on(), inputs=(*operands, *pasts))
+            return n.remake(inputs=tuple(operands))
+        pasts = [self.past(n, _State(state.name, state.type, owner)) for state in carried]
+        made = n.remake(op=n.op.continue_states(), inputs=(*operands, *pasts))
         for i, state in enumerate(carried, len(n.types)):
             self.present(n, state.name, made[i])
         return made
 
     def call(self, n: Node, inputs: tuple[Value, ...]) -> Node:
-        inner, states = self.cache.function(called(n), tuple(value.type for value in inputs))
+        inner, states = self.cache.function(callee_of(n), tuple(value.type for value in inputs))
         base = len(self.held)
         pasts = [self.past(n, replace(h, owner=base + h.owner)) for h in states]
-        made = n.remade(op=Call(inner), inputs=(*inputs, *pasts))
+        made = n.remake(op=Call(inner), inputs=(*inputs, *pasts))
         for h in states:
             self.present(n, h.name, made[h.present])
         return made
 
-    def past(self, n: Node, held: _Held) -> Value:
+    def past(self, n: Node, held: _State) -> Value:
         """A new input for what an earlier call returned."""
         made = Node(Input(held.past, past=held.name), (), self.name(n, f"past_{held.name}"))
         self.taken.add(made.name)
@@ -139,5 +154,5 @@ class _Rewrite:
         self.presents.append((n, name, value))
 
     def name(self, n: Node, name: str) -> str:
-        """Short where it is free; led by the node's own name at the root, and where a function holds several."""
+        """The short name where it is free; with the node's name before it at the root, or where it is taken."""
         return f"{n.name}_{name}" if self.top or name in self.taken else name

@@ -8,33 +8,33 @@ from __future__ import annotations
 from dataclasses import replace
 
 from blockc.graph.contract import IDS, LOGITS, MASK
-from blockc.ir import Function, Node, Value, apply, before
+from blockc.ir import Function, Node, Value, ancestors_of, apply
 from blockc.ops import LastIndex, QueryPositions, TakeToken
 
 
-def last_token(function: Function) -> Function:
+def keep_last_token(function: Function) -> Function:
     """Logits of the last token only: (B, S, V) -> (B, 1, V). Takes an inlined function.
 
-    What works token by token is moved behind the pick, back to where keys, values or the cache need all tokens.
+    Ops that work token by token are moved after the pick, back to where keys, values or the cache need all tokens.
     """
     picked = _Pick(function).value()
     outputs = ((name, picked if name == LOGITS else value) for name, value in function.outputs)
     return replace(function, outputs=tuple(outputs))
 
 
-def _reached(values: list[Value]) -> set[Node]:
+def _with_ancestors(values: list[Value]) -> set[Node]:
     nodes = {value.node for value in values}
-    return nodes | before(nodes)
+    return nodes | ancestors_of(nodes)
 
 
 class _Pick:
     def __init__(self, function: Function) -> None:
         self.function = function
         self.logits = function.output(LOGITS)
-        self.full = _reached([value for name, value in function.outputs if name != LOGITS])
+        self.full = _with_ancestors([value for name, value in function.outputs if name != LOGITS])
         while True:  # an operand that is read across tokens is needed whole, and so is what it is made from
-            wanted = self._wanted()
-            whole = _reached([v for n in wanted if not self._stops(n) for v in self._whole_operands(n)])
+            wanted = self._find_wanted()
+            whole = _with_ancestors([v for n in wanted if not self._stops(n) for v in self._whole_operands(n)])
             if whole <= self.full:
                 break
             self.full |= whole
@@ -45,14 +45,14 @@ class _Pick:
         return ((), ()) if axes is None else (axes.inputs, axes.outputs)
 
     def _stops(self, n: Node) -> bool:
-        """Where all tokens are there anyway, or where one token needs the others: the pick is made from its output."""
+        """Whether the pick reads this node's output: all its tokens are computed anyway, or one needs the others."""
         outputs = self._axes(n)[1]
         return not outputs or (n in self.full and all(axis == 1 for axis in outputs))
 
     def _whole_operands(self, n: Node) -> list[Value]:
         return [value for value, axis in zip(n.inputs, self._axes(n)[0], strict=True) if axis is None]
 
-    def _wanted(self) -> set[Node]:
+    def _find_wanted(self) -> set[Node]:
         """The nodes of which one token is wanted."""
         wanted = {self.logits.node}
         for n in reversed(self.function.nodes):
@@ -75,7 +75,7 @@ class _Pick:
                 axes = self._axes(n)[0]
                 inputs = (v if axis is None else one(v) for v, axis in zip(n.inputs, axes, strict=True))
                 name = f"{n.name}.last" if n in self.full else n.name
-                made = n.remade(inputs=tuple(inputs), name=name)
+                made = n.remake(inputs=tuple(inputs), name=name)
                 new.update({n[i]: made[i] for i in range(len(n.types))})
         return one(self.logits)
 

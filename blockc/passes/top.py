@@ -9,7 +9,7 @@ from blockc.ir import Function, apply
 from blockc.ops import Top
 
 
-def top(function: Function, k: int) -> Function:
+def keep_top(function: Function, k: int) -> Function:
     """The logits (B, 1, V) become two, top_logits and top_tokens, (B, 1, k); all V where these are fewer.
 
     Takes a function that gives the last token's logits.

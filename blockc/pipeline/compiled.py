@@ -9,18 +9,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import blockc
-from blockc.basics.floats import Dtype
+from blockc.basics.floats import FloatType
 from blockc.diagnostics.graph import GRAPH
 from blockc.diagnostics.words import OUT_OF_RANGE
-from blockc.graph.build import build
-from blockc.graph.contract import Contract, contract
+from blockc.graph.build import build_graph
+from blockc.graph.contract import Contract, contract_of
 from blockc.graph.target import Target
-from blockc.ir import Array, Function, GraphError, Node, Param, Sides, functions, parameters, render
-from blockc.ir.derive import Derivations, Left, Pass, Passed, with_derived
-from blockc.language.algebra import Decoder, elaborate, term_faults
+from blockc.ir import Array, Function, GraphError, Node, Param, Sides, functions_of, parameters_of, render_function
+from blockc.ir.derive import Derivations, Pass, PassResult, SkippedNode, add_derived
+from blockc.language.algebra import Decoder, elaborate, find_term_faults
 from blockc.language.parts.numbers import LARGEST_INT
-from blockc.language.spec import Spec, SpecFaults, from_tree, resolved_text
-from blockc.passes import verify, with_cache
+from blockc.language.spec import Spec, SpecFaults, from_tree, resolve_to_yaml
+from blockc.passes import verify_graph, with_cache
 from blockc.pipeline.recipes import FLAT, apply_pass, recipe_for
 from blockc.source import Finding, MappingNode, SpecError, finding, key_place
 
@@ -60,25 +60,25 @@ class Compiled:
         """How the target's function derives the parameters that are not the model's own."""
         return self.run_recipe(target).derived
 
-    def run_recipe(self, target: Target) -> Passed:
+    def run_recipe(self, target: Target) -> PassResult:
         """Runs the passes of the target's recipe on the served function."""
         return self._run(recipe_for(target))
 
-    def _run(self, steps: tuple[Pass, ...]) -> Passed:
+    def _run(self, steps: tuple[Pass, ...]) -> PassResult:
         """Runs passes; recipes that begin with the same passes share their results."""
         if not steps:
-            return Passed(self.served)
+            return PassResult(self.served)
         if steps not in self._known:
             self._known[steps] = apply_pass(self._run(steps[:-1]), steps[-1])
         return self._known[steps]
 
     @cached_property
-    def _known(self) -> dict[tuple[Pass, ...], Passed]:
+    def _known(self) -> dict[tuple[Pass, ...], PassResult]:
         return {}
 
-    def unfused(self, target: Target) -> tuple[Left, ...]:
+    def unfused(self, target: Target) -> tuple[SkippedNode, ...]:
         """The nodes that the target's passes left unfused, and why."""
-        return self.run_recipe(target).left
+        return self.run_recipe(target).skipped
 
     def refuses(self, target: Target, copied: bool | None = None) -> str:
         """Why the model has no graph of a target; empty if it has. `copied`: whether its weights are copied."""
@@ -89,7 +89,7 @@ class Compiled:
     def contract(self, target: Target) -> Contract:
         """The inputs, outputs and states of a target's graph."""
         if target not in self._contracts:
-            self._contracts[target] = contract(self.flatten(target))
+            self._contracts[target] = contract_of(self.flatten(target))
         return self._contracts[target]
 
     @cached_property
@@ -99,11 +99,11 @@ class Compiled:
     @cached_property
     def sides(self) -> tuple[Sides, ...]:
         """The sides of call lengths between which rope differs; empty where it never does."""
-        return contract(self.function).sides
+        return contract_of(self.function).sides
 
     @property
     def parameters(self) -> int:
-        return sum(param.learned for param in parameters(self.function).values())
+        return sum(param.learned for param in parameters_of(self.function).values())
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -132,10 +132,10 @@ class Compiled:
         return emit_torch(self.served, name=self.spec.name, summary=self.summary, load=load, init=std)
 
     def graph_txt(self) -> str:
-        return render(self.served)
+        return render_function(self.served)
 
     def resolved_yaml(self) -> str:
-        return resolved_text(self.spec)
+        return resolve_to_yaml(self.spec)
 
     def count_nodes(self, target: Target) -> dict[str, Any]:
         """Counts the operators of a target's graph: all, the distinct counts per layer, and those outside of layers."""
@@ -153,7 +153,7 @@ class Compiled:
         self,
         target: Target = PORTABLE,
         weights: Mapping[str, Array] | None = None,
-        dtype: Dtype | None = None,
+        dtype: FloatType | None = None,
     ) -> bytes:
         """model.onnx as bytes, with its parameters as graph inputs, or with these arrays inside it.
 
@@ -162,11 +162,11 @@ class Compiled:
         from blockc.emit.onnx import embed_arrays
 
         if weights is not None:
-            weights = with_derived(weights, self.derivations(target))
+            weights = add_derived(weights, self.derivations(target))
         tensors = None if weights is None else embed_arrays(weights, dtype or target.dtype)
         return self.lower(target, tensors, dtype)
 
-    def lower(self, target: Target, tensors: Mapping[str, TensorProto] | None, dtype: Dtype | None = None) -> bytes:
+    def lower(self, target: Target, tensors: Mapping[str, TensorProto] | None, dtype: FloatType | None = None) -> bytes:
         """model.onnx as bytes, with these tensors as initialisers, inside it or in a file beside it."""
         from blockc.emit.onnx import emit_onnx, serialise
         from blockc.ort.lowering import swaps_for
@@ -182,7 +182,7 @@ def compile_tree(tree: MappingNode) -> Compiled:
     try:
         spec = from_tree(tree)
     except SpecFaults as error:
-        found = dict.fromkeys([*error.findings, *term_faults(error)])
+        found = dict.fromkeys([*error.findings, *find_term_faults(error)])
         raise SpecError(sorted(found, key=lambda each: (each.place.line, each.place.column))) from None
     return compile_spec(spec)
 
@@ -191,7 +191,7 @@ def compile_spec(spec: Spec) -> Compiled:
     """Compiles a spec. Raises SpecError where the graph is not valid, at the place in the spec that causes it."""
     decoder = elaborate(spec)
     try:
-        function = ensure_valid(build(decoder))
+        function = ensure_valid(build_graph(decoder))
     except GraphError as error:
         place = error.place or spec.tree.place
         raise SpecError([finding(GRAPH, place, str(error), expected=error.expected, got=error.got)]) from None
@@ -203,7 +203,7 @@ def compile_spec(spec: Spec) -> Compiled:
 
 
 def _params(function: Function) -> Iterator[tuple[Node, Param]]:
-    return ((n, param) for each in functions(function) for n in each.nodes for param in n.params)
+    return ((n, param) for each in functions_of(function) for n in each.nodes for param in n.params)
 
 
 def _oversized_finding(n: Node, param: Param, spec: Spec) -> Finding:
@@ -216,7 +216,7 @@ def _oversized_finding(n: Node, param: Param, spec: Spec) -> Finding:
 
 
 def ensure_valid(function: Function) -> Function:
-    verify(function)
+    verify_graph(function)
     return function
 
 

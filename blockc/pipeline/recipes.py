@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from blockc.graph.target import Target
-from blockc.ir import Function, GraphError, Param, inline, parameters
-from blockc.ir.derive import Derivations, Pass, Passed
+from blockc.ir import Function, GraphError, Param, inline, parameters_of
+from blockc.ir.derive import Derivations, Pass, PassResult
 from blockc.ort.fuse import fuse
 from blockc.ort.join import join_projections
-from blockc.passes import last_token, top, verify, with_buffer
+from blockc.passes import keep_last_token, keep_top, verify_graph, with_buffer
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Plain:
     rewrite: Callable[..., Function]
     arguments: tuple[object, ...] = ()
 
-    def __call__(self, function: Function, /) -> Passed:
-        return Passed(self.rewrite(function, *self.arguments))
+    def __call__(self, function: Function, /) -> PassResult:
+        return PassResult(self.rewrite(function, *self.arguments))
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Fuse:
 
     target: Target
 
-    def __call__(self, function: Function, /) -> Passed:
+    def __call__(self, function: Function, /) -> PassResult:
         return fuse(function, self.target)
 
 
@@ -43,11 +43,11 @@ def _fuse(target: Target) -> tuple[Pass, ...]:
 
 
 def _take_last(target: Target) -> tuple[Pass, ...]:
-    return () if target.logits == "all" else (Plain(last_token),)
+    return () if target.logits == "all" else (Plain(keep_last_token),)
 
 
 def _take_top(target: Target) -> tuple[Pass, ...]:
-    return (Plain(top, (target.top,)),) if target.top else ()
+    return (Plain(keep_top, (target.top,)),) if target.top else ()
 
 
 def _use_buffer(target: Target) -> tuple[Pass, ...]:
@@ -72,18 +72,18 @@ def recipe_for(target: Target) -> tuple[Pass, ...]:
     return (*FLAT, *(each for step in STEPS for each in step(target)))
 
 
-def apply_pass(before: Passed, step: Pass) -> Passed:
+def apply_pass(before: PassResult, step: Pass) -> PassResult:
     """Applies one more pass. Raises GraphError if the new function is not valid or has parameters from nowhere.
 
     Derivations always refer to the parameters of the recipe's first function.
     """
     made = step(before.function)
-    verify(made.function)
-    held = parameters(made.function)
-    _check_parameters(parameters(before.function), held, made.derived)
-    derived = {**before.derived, **{path: each.after(before.derived) for path, each in made.derived.items()}}
-    left = (*before.left, *made.left)
-    return Passed(made.function, {path: each for path, each in derived.items() if path in held}, left)
+    verify_graph(made.function)
+    held = parameters_of(made.function)
+    _check_parameters(parameters_of(before.function), held, made.derived)
+    derived = {**before.derived, **{path: each.compose(before.derived) for path, each in made.derived.items()}}
+    left = (*before.skipped, *made.skipped)
+    return PassResult(made.function, {path: each for path, each in derived.items() if path in held}, left)
 
 
 def _check_parameters(before: Mapping[str, Param], held: Mapping[str, Param], made: Derivations) -> None:
@@ -93,7 +93,7 @@ def _check_parameters(before: Mapping[str, Param], held: Mapping[str, Param], ma
         if path in made:
             if absent := [leaf for leaf in made[path].leaves if leaf not in before]:
                 raise GraphError(f"{path} is derived from {absent[0]}, which is no parameter")
-            wanted = made[path].given(path, before)
+            wanted = made[path].param_of(path, before)
         if wanted is None:
             raise GraphError(f"the parameter {path} comes from nowhere")
         if (param.shape, param.dtype) != (wanted.shape, wanted.dtype):

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import blockc
-from blockc.basics.errors import listed, shown
-from blockc.basics.floats import Dtype
-from blockc.basics.jsonfile import bounded, written
-from blockc.basics.progress import Progress, silent
+from blockc.basics.errors import escape, shorten
+from blockc.basics.floats import FloatType
+from blockc.basics.jsonfile import dump_json, read_bounded
+from blockc.basics.progress import Progress, no_progress
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
-from blockc.ir import parameters
+from blockc.ir import parameters_of
 from blockc.language.spec import load
 from blockc.ort.kernels import COMPUTES
 from blockc.pipeline.compiled import Compiled, compile_spec
@@ -70,9 +70,9 @@ RUNNABLE = 30_000_000  # most parameters of a build whose own files are run; a l
 
 def texts(model: Compiled) -> dict[str, str]:
     """The texts of a build that depend on the spec alone: no versions, times, measured errors or options."""
-    from blockc.report import report
+    from blockc.report import make_report
 
-    figures = report(model.spec, model.decoder, model.function).json()
+    figures = make_report(model.spec, model.decoder, model.function).json()
     figures["onnx_nodes"] = {
         name: model.count_nodes(target) for name, target in COUNTED.items() if not model.refuses(target)
     }
@@ -145,7 +145,7 @@ def write_build(
     plan: WeightPlan | None = None,
     products: Sequence[Product] = (),
     deep: bool = False,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> BuildFiles:
     """Writes the build, its weights by the plan if there is one, and the files of its products, all or nothing.
 
@@ -154,7 +154,7 @@ def write_build(
     output = out if isinstance(out, OutputFolder) else prepare_output(model, out, plan, proof is not None, products)
     files = {name: data for name in TEXTS if isinstance(data := output.coming[name], bytes)}
     if proof is not None:
-        files[PROOF] = written(proof.data())
+        files[PROOF] = dump_json(proof.data())
     files |= make_product_files(products, model, target, plan)
     with staging(output.folder) as stage:
         plan, weights = (None, None) if plan is None else _write_weights(plan, stage, output.folder, deep, progress)
@@ -249,13 +249,13 @@ class CheckResult:
     proof: Proof | None
 
     def __repr__(self) -> str:
-        said = [f"changed {', '.join(listed(self.changed))}"] if self.changed else []
-        said += [f"outdated {', '.join(listed(self.outdated))}"] if self.outdated else []
+        said = [f"changed {', '.join(shorten(self.changed))}"] if self.changed else []
+        said += [f"outdated {', '.join(shorten(self.outdated))}"] if self.outdated else []
         said += [self.proof.line] if self.proof else []
         return f"<CheckResult: {'; '.join(said)}>"
 
 
-def check_build(folder: Path, deep: bool = False, progress: Progress = silent) -> CheckResult:
+def check_build(folder: Path, deep: bool = False, progress: Progress = no_progress) -> CheckResult:
     """Checks all statements of the manifest, then runs the proof. Nothing is written. Raises FolderError.
 
     The model.onnx of a small build without weights is run itself. Any other must equal, byte for byte, what its spec
@@ -272,7 +272,7 @@ def check_build(folder: Path, deep: bool = False, progress: Progress = silent) -
         changed += _find_changed_tensors(folder, weights, progress)
     if changed:
         return CheckResult(tuple(changed), (), None)
-    onnx = bounded(folder / MODEL, MAX_MODEL)
+    onnx = read_bounded(folder / MODEL, MAX_MODEL)
     _refuse_foreign_data(folder, manifest, onnx)
     model = compile_spec(load(folder / SPEC))
     unlike = [name for name, text in texts(model).items() if digest(text.encode()) != manifest.files[name]]
@@ -316,7 +316,7 @@ def _find_misstated(manifest: Manifest, model: Compiled, onnx: bytes) -> list[st
 
 def _find_unlike_products(folder: Path, manifest: Manifest, model: Compiled) -> list[str]:
     """Files of products that differ from what spec and companions give now, or belong to no product of the build."""
-    companions = {name: bounded(folder / name, MAX_COMPANION) for name in manifest.files if name in COMPANIONS}
+    companions = {name: read_bounded(folder / name, MAX_COMPANION) for name in manifest.files if name in COMPANIONS}
     products = choose_products(manifest.products, PRODUCTS)
     try:
         made = make_all_files(products, product_inputs(model, manifest.target, companions))
@@ -349,7 +349,7 @@ def _find_changed_tensors(folder: Path, weights: Weights, progress: Progress) ->
         for part in stored.read_raw() if isinstance(stored, StoredTensor) else ():
             now.update(part.data)
         if now.hexdigest() != hash_:
-            changed.append(f"{stored.path.name}: {shown(name)}" if isinstance(stored, StoredTensor) else shown(name))
+            changed.append(f"{stored.path.name}: {escape(name)}" if isinstance(stored, StoredTensor) else escape(name))
     return changed
 
 
@@ -382,7 +382,7 @@ def _expected_references(
     assert weights is not None
     if weights.mode == "pack":
         made = model.run_recipe(target)
-        placed_ = place_packed(parameters(model.function), target.dtype, made)
+        placed_ = place_packed(parameters_of(model.function), target.dtype, made)
         found, linked = placed_ | place_joined(placed_, made), set[str]()
     else:
         checkpoint = linked_checkpoint(folder, [source.name for source in weights.sources])
@@ -395,7 +395,7 @@ def _expected_references(
     return found, unlike
 
 
-def _try_session(path: Path, dtype: Dtype) -> None:
+def _try_session(path: Path, dtype: FloatType) -> None:
     """Opens the model with its weights in onnxruntime, unless the CPU's kernels lack its float type."""
     if importlib.util.find_spec("onnxruntime") is None or dtype not in COMPUTES["cpu"]:
         return

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from blockc.basics.jsonfile import FileError, parsed, written
-from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, Contract, Held
+from blockc.basics.jsonfile import FileError, dump_json, parse_json_object
+from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, Contract, StatePort
 from blockc.graph.target import Provider, Target
 from blockc.products.product import Product, ProductError, ProductInputs
 from blockc.weights.special import FILES, SpecialError, special_ids
@@ -67,9 +67,9 @@ def make_files(
 
     A tokenizer.json without tokenizer_config.json gets one, since genai's tokenizer does not open without it.
     """
-    made = {CONFIG: written(make_config(contract, companions, context, provider))}
+    made = {CONFIG: dump_json(make_config(contract, companions, context, provider))}
     if "tokenizer.json" in companions and "tokenizer_config.json" not in companions:
-        made["tokenizer_config.json"] = written({"tokenizer_class": "PreTrainedTokenizerFast"})
+        made["tokenizer_config.json"] = dump_json({"tokenizer_class": "PreTrainedTokenizerFast"})
     return made
 
 
@@ -114,7 +114,7 @@ def make_config(
     }
 
 
-def _name_pattern(states: Sequence[Held], state: str, port: Literal["past", "present"]) -> str:
+def _name_pattern(states: Sequence[StatePort], state: str, port: Literal["past", "present"]) -> str:
     """The pattern of all layers' names, with %d for the layer's number."""
     first = next(held for held in states if held.state == state)
     return getattr(first, port).replace(f".{first.number}.", ".%d.")
@@ -188,7 +188,7 @@ def _read(companions: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if name not in companions:
         return {}
     try:
-        return parsed(companions[name], f"{name} of the checkpoint")
+        return parse_json_object(companions[name], f"{name} of the checkpoint")
     except FileError as error:
         raise GenaiError(str(error)) from None
 

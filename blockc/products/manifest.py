@@ -22,8 +22,8 @@ from pydantic import (
     model_validator,
 )
 
-from blockc.basics.errors import BlockcError, CheckpointError, shown
-from blockc.basics.jsonfile import FileError, json_object, typed, written
+from blockc.basics.errors import BlockcError, CheckpointError, escape
+from blockc.basics.jsonfile import FileError, dump_json, read_json_object, read_typed
 from blockc.graph.contract import Contract
 from blockc.graph.target import Target
 from blockc.pipeline.compiled import Compiled
@@ -164,7 +164,7 @@ class Manifest(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
     def to_bytes(self) -> bytes:
-        return written(self.statements())
+        return dump_json(self.statements())
 
     @property
     def sources(self) -> tuple[LinkedFile, ...]:
@@ -197,8 +197,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads a folder's manifest. Raises FolderError if it is missing, or not as this blockc writes it."""
     path = folder / MANIFEST
     try:
-        manifest = typed(path, Manifest)
-        if manifest.statements() != json_object(path):  # a dataclass accepts unknown and missing keys
+        manifest = read_typed(path, Manifest)
+        if manifest.statements() != read_json_object(path):  # a dataclass accepts unknown and missing keys
             raise FileError(f"{path}: holds other keys than blockc writes")
     except FileNotFoundError:
         raise FolderError(f"{folder}: no {MANIFEST}, so not a finished build") from None
@@ -219,15 +219,15 @@ def _what_to_do(path: Path) -> str:
 def other_format(path: Path) -> str:
     """Says whether an older or a newer blockc wrote a manifest of another format; empty if it shows neither."""
     try:
-        said = json_object(path)
+        said = read_json_object(path)
     except (FileError, OSError):
         return ""
     number, versions = said.get("blockc_build", 1), said.get("versions")  # before 2 a manifest had no number
     if "semantic_hash" not in said or type(number) is not int or number == FORMAT:
         return ""
-    wrote = f" {shown(versions.get('blockc', ''))[:40]}" if isinstance(versions, dict) else ""
+    wrote = f" {escape(versions.get('blockc', ''))[:40]}" if isinstance(versions, dict) else ""
     who = f"{'an older' if number < FORMAT else 'a newer'} blockc{wrote}"
-    return f"{who} wrote it, in format {shown(number)[:20]}, and this one reads {FORMAT}"
+    return f"{who} wrote it, in format {escape(number)[:20]}, and this one reads {FORMAT}"
 
 
 def find_misstated(manifest: Manifest, model: Compiled) -> tuple[str, ...]:
@@ -259,7 +259,7 @@ def digest_of(path: Path) -> str:
 def earlier_digests(folder: Path) -> dict[str, str]:
     """The digests in a manifest of an earlier format, by file name; empty where there is no such manifest."""
     try:
-        said = json_object(folder / MANIFEST)
+        said = read_json_object(folder / MANIFEST)
     except (FileError, OSError):
         return {}
     files = said.get("files")

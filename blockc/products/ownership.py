@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from blockc.basics.errors import listed
+from blockc.basics.errors import shorten
 from blockc.products.manifest import (
     MANIFEST,
     FolderError,
@@ -62,13 +62,13 @@ class OutputFolder:
         if weights := [name for name in self.coming if is_weights(name) and there.is_last(name)]:
             why = "weights that have no other name, and are not those of this build: move them, or build elsewhere"
             raise FolderError(f"{self.folder / weights[0]}: {why}")
-        lost = [] if self.force else [name for name in (*self.coming, *there.changed) if there.loses(name)]
+        lost = [] if self.force else [name for name in (*self.coming, *there.changed) if there.is_lossy(name)]
         if lost:
             why = f"{self.folder}: files that are not as a build left them would be lost; nothing was written"
             advice = "move them, choose another folder with --out, or give --force to replace them"
             other = other_format(self.folder / MANIFEST)
             told = [f"{name}: {other}" if other and name == MANIFEST else name for name in lost]
-            raise FolderError("\n  ".join([f"{why}:", *listed(told), advice]))
+            raise FolderError("\n  ".join([f"{why}:", *shorten(told), advice]))
 
     def gone(self) -> list[str]:
         """The files that an earlier build wrote and this one does not."""
@@ -119,7 +119,7 @@ class _FolderContents:
         sources = self.manifest.sources if self.manifest else ()
         return any(source.name == name and is_linked_file(self.output.folder, source) for source in sources)
 
-    def loses(self, name: str) -> bool:
+    def is_lossy(self, name: str) -> bool:
         """Whether a file would be lost that no build wrote."""
         path = self.output.folder / name
         if not os.path.lexists(path):

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from blockc.basics.errors import listed
-from blockc.basics.jsonfile import FileError, typed
+from blockc.basics.errors import shorten
+from blockc.basics.jsonfile import FileError, read_typed
 from blockc.products.manifest import MANIFEST, FolderError, is_weights, writable
 from blockc.products.ownership import Identity, OutputFolder, identity_of
 
@@ -165,7 +165,7 @@ def _read_order(out: Path) -> _Order:
     """What a committed build has left to do, checked before any of it is done. Raises FolderError."""
     decided = out / _DECIDED
     try:
-        order = typed(decided / _ORDER, _Order)
+        order = read_typed(decided / _ORDER, _Order)
     except (FileNotFoundError, FileError):
         raise FolderError(f"{decided}: not what a build leaves: remove it, and build again") from None
     new = [name for name in order.names if os.path.lexists(decided / name)]
@@ -176,7 +176,7 @@ def _read_order(out: Path) -> _Order:
     if other := [name for name in falls if order.there.get(name) != identity_of(out / name)]:
         why = f"{out}: a build was interrupted here, and these files changed since"
         advice = f"remove {decided}, and build again"
-        raise FolderError("\n  ".join([f"{why}:", *listed(other), advice]))
+        raise FolderError("\n  ".join([f"{why}:", *shorten(other), advice]))
     return order
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockc.basics.floats import stored_as
+from blockc.basics.floats import format_of
 from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, TOP_LOGITS, TOP_TOKENS, WHERE, Contract
 from blockc.ir import Array
 from blockc.proof.cases import Case
@@ -79,13 +79,13 @@ def _columns_of(case: Case, new: slice) -> Array:
 
 def numpy_dtype(dtype: str, real: np.dtype | type | str) -> np.dtype:
     """NumPy's dtype for a graph's dtype, in a run whose floats are `real`."""
-    return np.dtype(real if dtype == "float" else stored_as(dtype, "fp32").numpy)
+    return np.dtype(real if dtype == "float" else format_of(dtype, "fp32").numpy)
 
 
 def empty_states(contract: Contract, case: Case, dtype: np.dtype | type = np.float32) -> Arrays:
     length = case.length + SPARE if contract.feeding == "buffer" else 0
     return {
-        held.past: np.zeros(held.sized(len(case.rows), length), numpy_dtype(held.dtype, dtype))
+        held.past: np.zeros(held.shape_for(len(case.rows), length), numpy_dtype(held.dtype, dtype))
         for held in contract.held
     }
 
@@ -102,7 +102,7 @@ def run_in_chunks(
     for feed in feeds_of(contract, case):
         outputs = call(feed.inputs | state)
         logits = _scatter(outputs, contract.vocab or 0) if contract.top else outputs[LOGITS]
-        parts.append(_place(logits, feed.columns) if contract.every else logits)
+        parts.append(_place(logits, feed.columns) if contract.logits_of_every_token else logits)
         state = {held.past: outputs[held.present] for held in contract.held}
     return np.concatenate(parts, axis=1)
 

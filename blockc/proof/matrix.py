@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from blockc.basics import floats
-from blockc.basics.distribution import EXTRAS, extra
-from blockc.basics.floats import Dtype
-from blockc.basics.progress import Progress, silent
+from blockc.basics.distribution import EXTRAS, extra_command
+from blockc.basics.floats import FloatType
+from blockc.basics.progress import Progress, no_progress
 from blockc.graph.target import Target
 from blockc.ir import Array
-from blockc.ir.derive import Derivation, as_held
+from blockc.ir.derive import Derivation, round_params
 from blockc.ort.kernels import COMPUTES
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.proof.cases import Case, cases
@@ -100,7 +100,7 @@ class Proof:
             )
         if self.missing:
             absent = ", ".join(f"{package} {why}" for package, why in self.missing.items())
-            return f"not proved: {absent}: {extra(*(EXTRAS[package] for package in self.missing))}"
+            return f"not proved: {absent}: {extra_command(*(EXTRAS[package] for package in self.missing))}"
         backends = list(dict.fromkeys(row.backend.partition(",")[0] for row in self.rows))
         half, single = self._worst("float16"), self._worst("float64", "float32")
         return (
@@ -148,7 +148,7 @@ def prove(
     model_py: Path | None = None,
     given: tuple[Target, bytes] | None = None,
     targets: tuple[Target, ...] = TARGETS,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
     only: Collection[str] | None = None,
 ) -> Proof:
     """Runs every backend on every case of a model that is small enough, or on the cases named in `only`.
@@ -218,7 +218,7 @@ def _target_makers(
         yield partial(_make_onnx, twin, target, dtype="fp32")
 
 
-def _make_onnx(twin: Compiled, target: Target, model: bytes | None = None, dtype: Dtype | None = None) -> Onnx:
+def _make_onnx(twin: Compiled, target: Target, model: bytes | None = None, dtype: FloatType | None = None) -> Onnx:
     """onnxruntime on the given graph, or on the one emitted now, in the target's float type or in `dtype`."""
     real = dtype or target.dtype
     graph = twin.onnx(target, dtype=real) if model is None else model
@@ -256,7 +256,7 @@ def _choose_cases(twin: Compiled, inapplicable: dict[str, str], only: Collection
     for case in cases(twin.spec.top.vocab, cached=bool(twin.contract(PORTABLE).held), sides=twin.sides, only=only):
         if case.first and max(case.lengths) > twin.spec.top.context:
             inapplicable[case.name] = "the context ends before"
-        elif all(side.alike(case.lengths) for side in twin.sides):
+        elif all(side.are_alike(case.lengths) for side in twin.sides):
             chosen.append(case)
         else:
             unlike.append(case.name)
@@ -289,13 +289,13 @@ class Truth:
     def round_params(self, dtype: str, rounding: Rounding) -> Params:
         """The parameters as rounded by a graph's derivations."""
         if (dtype, rounding) not in self.held:
-            self.held[dtype, rounding] = as_held(self.params[dtype], rounding)
+            self.held[dtype, rounding] = round_params(self.params[dtype], rounding)
         return self.held[dtype, rounding]
 
 
 def compare_run(oracle: Truth, runner: Runner, case: Case) -> Row:
     dtype, params = runner.dtype, oracle.params[runner.dtype]
-    rounding = tuple(each for each in runner.derived.values() if each.loses)
+    rounding = tuple(each for each in runner.derived.values() if each.is_lossy)
     truth = [oracle.logits_of(row, dtype, case.first, rounding) for row in case.rows]
     try:
         answer = runner.run(case, params)

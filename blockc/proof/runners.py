@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from blockc.graph import interp
-from blockc.graph.contract import MASK, Contract, contract
-from blockc.ir import Array, Function, parameters
-from blockc.ir.derive import Derivation, Derivations, with_derived
+from blockc.graph.contract import MASK, Contract, contract_of
+from blockc.ir import Array, Function, parameters_of
+from blockc.ir.derive import Derivation, Derivations, add_derived
 from blockc.proof.cases import Case
 from blockc.proof.feeding import feeds_of, numpy_dtype, run_in_chunks
 
@@ -57,16 +57,16 @@ class Oracle:
 
     @property
     def contract(self) -> Contract:
-        return contract(self.function)
+        return contract_of(self.function)
 
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
         values: list[Values] = []
-        params = with_derived(params, self.derived)
+        params = add_derived(params, self.derived)
 
         def call(inputs: dict[str, Array]) -> dict[str, Array]:
             seen: Values = {}
             values.append(seen)
-            return interp.run(self.function, inputs, params, seen.__setitem__ if trace else None)
+            return interp.interpret(self.function, inputs, params, seen.__setitem__ if trace else None)
 
         logits = run_in_chunks(self.contract, case, call, np.float64)
         return Answer(logits, _loss_of(logits, case, self.function.causal) if case.labels else None, values)
@@ -88,7 +88,7 @@ class Torch:
     dtype = "float32"
 
     def __init__(self, path: Path, function: Function) -> None:
-        self.function, self.contract = function, contract(function)
+        self.function, self.contract = function, contract_of(function)
         self.derived: Derivations = {}
         self.module = load_module(path)
 
@@ -180,7 +180,7 @@ class Onnx:
         derived: Derivations | None = None,
     ) -> None:
         self.bytes, self.function, self.name, self.dtype, self.derived = model, function, name, dtype, derived or {}
-        self.contract = contract(function)
+        self.contract = contract_of(function)
 
     @cached_property
     def session(self) -> Any:
@@ -190,7 +190,7 @@ class Onnx:
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
         session = _open_session(_expose_values(self.bytes)) if trace else self.session
         wanted = {i.name for i in session.get_inputs()}
-        given, held = with_derived(params, self.derived), parameters(self.function)
+        given, held = add_derived(params, self.derived), parameters_of(self.function)
         fixed = {
             name: np.asarray(given[name], numpy_dtype(param.dtype, self.dtype))
             for name, param in held.items()

@@ -1,12 +1,12 @@
-"""Every figure that `show` prints, computed from the ops and the graph, never from a formula beside them."""
+"""Every figure that `show` prints, computed from the ops and the graph, not from separate formulas."""
 
-from blockc.report.expect import expect_misses
+from blockc.report.expect import check_expect
 from blockc.report.figures import Flops, LayerSizes, Parameters
 from blockc.report.matrices import Block, Matrix
-from blockc.report.memory import Activations, Cache, CacheBytes, Memory
-from blockc.report.summary import CutTile, Report, report
+from blockc.report.memory import Activations, CacheBytes, CacheReport, Memory
+from blockc.report.summary import CutTile, Report, make_report
 
 __all__ = [
-    "Activations", "Block", "Cache", "CacheBytes", "CutTile", "Flops", "LayerSizes", "Matrix", "Memory",
-    "Parameters", "Report", "expect_misses", "report",
+    "Activations", "Block", "CacheBytes", "CacheReport", "CutTile", "Flops", "LayerSizes", "Matrix", "Memory",
+    "Parameters", "Report", "check_expect", "make_report",
 ]  # fmt: skip

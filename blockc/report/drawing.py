@@ -9,22 +9,22 @@ Box = list[str]  # lines of one width; a value comes in at the left of the first
 PRIMES = 3  # x, x', x'', x'''; then x(4), as in the table of matrices
 
 
-def draw(layer: Chain) -> str:
+def draw_block(layer: Chain) -> str:
     """The term from top to bottom; x, x', x'' name the stream after 0, 1, 2 additions."""
-    return "\n".join(line.rstrip() for line in _Stream().drawn(layer))
+    return "\n".join(line.rstrip() for line in _Drawing().draw(layer))
 
 
 def stream_name(additions: int) -> str:
     return "x" + "'" * additions if additions <= PRIMES else f"x({additions})"
 
 
-class _Stream:
+class _Drawing:
     """The vertical line, and how many additions it has been through."""
 
     def __init__(self) -> None:
         self.additions = 0
 
-    def drawn(self, layer: Chain) -> list[str]:
+    def draw(self, layer: Chain) -> list[str]:
         return [f"│ {stream_name(0)}", *self.terms(layer), "↓"]
 
     def terms(self, chain: Chain) -> list[str]:
@@ -43,12 +43,12 @@ class _Stream:
                 return self.terms(term)
             case Residual(body):
                 self.additions += 1
-                return [*_rails(_branches(body), kept=True), f"│ {stream_name(self.additions)}"]
+                return [*_rails(_branches_of(body), kept=True), f"│ {stream_name(self.additions)}"]
             case Sum(branches):
                 return [*_rails(branches, kept=False), "│"]
 
 
-def _branches(body: Chain) -> tuple[Chain, ...]:
+def _branches_of(body: Chain) -> tuple[Chain, ...]:
     """x + (a + b) is one addition with two branches."""
     only = body.terms[0]
     return only.branches if len(body.terms) == 1 and isinstance(only, Sum) else (body,)
@@ -56,7 +56,7 @@ def _branches(body: Chain) -> tuple[Chain, ...]:
 
 def _rails(branches: tuple[Chain, ...], kept: bool) -> list[str]:
     """Branches leave the stream one below the other and meet at the right; `kept` says that the stream goes on."""
-    boxes = [_chain(branch) for branch in branches]
+    boxes = [_chain_box(branch) for branch in branches]
     width = max(len(box[0]) for box in boxes)
     lines: list[str] = []
     for i, box in enumerate(boxes):
@@ -64,31 +64,31 @@ def _rails(branches: tuple[Chain, ...], kept: bool) -> list[str]:
         leave, pass_by = ("├", "│") if kept or not last else ("└", " ")
         for j, line in enumerate(box):
             if j == 0:
-                lines.append(leave + _wired(line, width) + "──" + ("┤" if i else "┐"))
+                lines.append(leave + _extend_line(line, width) + "──" + ("┤" if i else "┐"))
             else:
                 lines.append(pass_by + line.ljust(width) + "  │")
     return [*lines, "+←" + "─" * (width + 1) + "┘"]
 
 
-def _chain(chain: Chain) -> Box:
+def _chain_box(chain: Chain) -> Box:
     box: Box = [""]
     for term in chain.terms:
-        box = _beside(box, _box(term))
+        box = _join_boxes(box, _term_box(term))
     return box
 
 
-def _box(term: Term) -> Box:
+def _term_box(term: Term) -> Box:
     match term:
         case Leaf(label, _, _):
             return [f"──→ {label} "]
         case Scaled(factor):
             return [f"──→ times {factor:g} "]
         case Chain():
-            return _chain(term)
+            return _chain_box(term)
         case Residual(body):
-            return _fork([*map(_chain, _branches(body)), [""]])
+            return _fork([*map(_chain_box, _branches_of(body)), [""]])
         case Sum(branches):
-            return _fork([_chain(branch) for branch in branches])
+            return _fork([_chain_box(branch) for branch in branches])
 
 
 def _fork(boxes: list[Box]) -> Box:
@@ -97,17 +97,17 @@ def _fork(boxes: list[Box]) -> Box:
     lines: list[str] = []
     for i, box in enumerate(boxes):
         left, right = ("──┬", "──+") if i == 0 else ("  └", "──┘") if i == len(boxes) - 1 else ("  ├", "──┤")
-        lines.append(left + _wired(box[0], width) + right)
+        lines.append(left + _extend_line(box[0], width) + right)
         down = "   " if i == len(boxes) - 1 else "  │"
         lines += [down + line.ljust(width) + down for line in box[1:]]
     return lines
 
 
-def _wired(line: str, width: int) -> str:
+def _extend_line(line: str, width: int) -> str:
     return line + "─" * (width - len(line))
 
 
-def _beside(left: Box, right: Box) -> Box:
+def _join_boxes(left: Box, right: Box) -> Box:
     height = max(len(left), len(right))
     padded = [box + [" " * len(box[0])] * (height - len(box)) for box in (left, right)]
     return [a + b for a, b in zip(*padded, strict=True)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from blockc.ir import Function, Node, Param, inline, is_call
-from blockc.report.graph import ONE_TOKEN, Graph, Scores, flops, holds_scores, is_norm, same, total
+from blockc.report.graph import ONE_TOKEN, Graph, Scores, common_value, count_learned, flops_of, holds_scores, is_norm
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class LayerSizes:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Each tensor once, tied ones too. The figures per layer are there where all layers are of one size."""
+    """Parameters, each tensor counted once, tied ones too. Figures per layer are None where layers differ in size."""
 
     total: int
     active: int  # used by one token
@@ -43,7 +43,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Flops:
-    """2 a multiply-add. A token's attention is that of the last token of the context."""
+    """2 FLOPs for each multiply-add. The attention of a token is that of the last token of the context."""
 
     matmul_per_token: int
     attention_per_token: int
@@ -54,9 +54,9 @@ class Flops:
     crossover: int | None  # the shortest context at which attention costs as much as the matmuls
 
 
-def count(graph: Graph) -> Parameters:
-    kinds = {kind: layer_sizes(layer) for kind, layer in graph.layers.items()}
-    before, after = _around_layers(graph.root)
+def count_parameters(graph: Graph) -> Parameters:
+    kinds = {kind: sizes_of_layer(layer) for kind, layer in graph.layers.items()}
+    before, after = _count_around_layers(graph.root)
     own = sum(param.learned for param in graph.root.own_params)
     everything = own + sum(kinds[kind].total for kind in graph.kinds)
     norms = {n.name for n in graph.root.nodes if is_norm(n)}
@@ -67,41 +67,41 @@ def count(graph: Graph) -> Parameters:
         embedding=sum((*before.values(), *after.values())) - final_norm,
         final_norm=final_norm,
         matrices=sum(kinds[kind].matrices for kind in graph.kinds),
-        attention_per_layer=same(sizes.attention for sizes in kinds.values()),
-        mlp_per_layer=same(sizes.mlp for sizes in kinds.values()),
-        norms_per_layer=same(sizes.norms for sizes in kinds.values()),
-        biases_per_layer=same(sizes.biases for sizes in kinds.values()),
-        matrices_per_layer=same(sizes.matrices for sizes in kinds.values()),
+        attention_per_layer=common_value(sizes.attention for sizes in kinds.values()),
+        mlp_per_layer=common_value(sizes.mlp for sizes in kinds.values()),
+        norms_per_layer=common_value(sizes.norms for sizes in kinds.values()),
+        biases_per_layer=common_value(sizes.biases for sizes in kinds.values()),
+        matrices_per_layer=common_value(sizes.matrices for sizes in kinds.values()),
         before_layers=before,
         after_layers=after,
         per_kind=kinds,
     )
 
 
-def layer_sizes(layer: Function) -> LayerSizes:
+def sizes_of_layer(layer: Function) -> LayerSizes:
     nodes = inline(layer).nodes
-    mixers = {_part(n) for n in nodes if holds_scores(n)}
+    mixers = {_part_of(n) for n in nodes if holds_scores(n)}
     sizes: Counter[str] = Counter()
     for param, owner in {param: n for n in nodes for param in n.params}.items():
-        sizes[_share(owner, param, mixers)] += param.learned
+        sizes[_bucket_of(owner, param, mixers)] += param.learned
     matrices = sizes["attention"] + sizes["mlp"]
     return LayerSizes(sizes["attention"], sizes["mlp"], matrices, sizes["norms"], sizes["biases"], sizes.total())
 
 
-def _part(n: Node) -> str:
+def _part_of(n: Node) -> str:
     """The label that a node of an inlined layer stands under."""
     return n.name.partition(".")[0]
 
 
-def _share(n: Node, param: Param, mixers: set[str]) -> str:
+def _bucket_of(n: Node, param: Param, mixers: set[str]) -> str:
     if is_norm(n):
         return "norms"
     if param.role == "bias":
         return "biases"
-    return "attention" if _part(n) in mixers else "mlp"
+    return "attention" if _part_of(n) in mixers else "mlp"
 
 
-def _around_layers(root: Function) -> tuple[dict[str, int], dict[str, int]]:
+def _count_around_layers(root: Function) -> tuple[dict[str, int], dict[str, int]]:
     """What the root itself owns, by name, before its first layer and after it. A tied head owns nothing."""
     before: dict[str, int] = {}
     after: dict[str, int] = {}
@@ -112,26 +112,26 @@ def _around_layers(root: Function) -> tuple[dict[str, int], dict[str, int]]:
         own = tuple(param for param in n.params if param not in counted)
         counted.update(own)
         if own:
-            side[n.name] = total(own)
+            side[n.name] = count_learned(own)
     return before, after
 
 
-def work(graph: Graph, context: int) -> Flops:
+def count_flops(graph: Graph, context: int) -> Flops:
     """A token's matmuls do not grow with the context; its attention costs so much a key."""
-    matmul = sum(graph.times(n.name) * flops(n, ONE_TOKEN) for n in graph.flat.nodes if not holds_scores(n))
+    matmul = sum(graph.times(n.name) * flops_of(n, ONE_TOKEN) for n in graph.flat.nodes if not holds_scores(n))
     attention = sum(times * s.pair_flops * s.keys(context) for s, times in graph.scores.items())
     return Flops(
         matmul_per_token=matmul,
         attention_per_token=attention,
         per_token=matmul + attention,
         prefill=context * matmul + sum(times * s.pair_flops * s.pairs(context) for s, times in graph.scores.items()),
-        train_per_token=3 * (matmul + attention),  # the way back costs twice the way there
+        train_per_token=3 * (matmul + attention),  # the backward pass costs twice the forward pass
         attention_share=attention / matmul,
-        crossover=crossover(graph.scores, matmul),
+        crossover=crossover_context(graph.scores, matmul),
     )
 
 
-def crossover(scores: Mapping[Scores, int], matmul: int) -> int | None:
+def crossover_context(scores: Mapping[Scores, int], matmul: int) -> int | None:
     """The smallest T with sum of pair_flops * min(T, window) >= matmul, or None where windows stop it below."""
     full, slope = 0, sum(times * s.pair_flops for s, times in scores.items())
     for s in sorted(scores, key=lambda s: (s.window is None, s.window or 0)):

@@ -1,4 +1,4 @@
-"""A model as it was built and as it runs, and what the figures read off it."""
+"""A model as it was built and as it runs, with all that the figures need to know of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from blockc.basics.floats import stored_as
-from blockc.ir import Function, Node, Param, Type, Value, called, inline, is_call, layers, product, transform
+from blockc.basics.floats import format_of
+from blockc.ir import Function, Node, Param, Type, Value, callee_of, inline, is_call, layers_of, product, transform
 from blockc.ops import Alibi, LayerNorm, RmsNorm, Visible, VisibleBothWays
 from blockc.passes import with_cache
 
@@ -18,7 +18,7 @@ ONE_TOKEN = {"B": 1, "S": 1, "P": 0}
 
 @dataclass(frozen=True)
 class Scores:
-    """One attention as it stands in the graph: what a query costs at one key, and how many keys it sees."""
+    """One attention of the graph: the cost of a query at one key, and how many keys it sees."""
 
     kind: str  # of the layer that it stands in
     pair_flops: int  # of one query at one key
@@ -47,24 +47,26 @@ class Graph:
     @cached_property
     def calls(self) -> tuple[Node, ...]:
         """Each layer's call."""
-        return layers(self.root)
+        return layers_of(self.root)
 
     @cached_property
     def first(self) -> dict[str, str]:
-        """For each call the first that is equal to it, by name: of one kind and function, and given equal values.
+        """For each call, the name of the first equal call: the same kind and function, with equal inputs.
 
-        Such layers cost the same. What lends keys and values is equal where its readers are, too.
+        Such layers cost the same. Layers that lend keys and values are equal only if their readers are equal too.
         """
         readers: dict[Node, list[object]] = {}
         for kind, call in zip(self.kinds, self.calls, strict=True):
             for operand, value in enumerate(call.inputs[1:]):
                 if is_call(value.node):
-                    readers.setdefault(value.node, []).append((kind, called(call), _fixed(call), operand, value.index))
+                    readers.setdefault(value.node, []).append(
+                        (kind, callee_of(call), _operands_from_root(call), operand, value.index)
+                    )
         first: dict[object, str] = {}
         names: dict[str, str] = {}
         for kind, call in zip(self.kinds, self.calls, strict=True):
             lent = tuple((names[v.node.name], v.index) for v in call.inputs[1:] if is_call(v.node))
-            key = (kind, called(call), _fixed(call), lent, frozenset(readers.get(call, ())))
+            key = (kind, callee_of(call), _operands_from_root(call), lent, frozenset(readers.get(call, ())))
             names[call.name] = first.setdefault(key, call.name)
         return names
 
@@ -76,7 +78,7 @@ class Graph:
         def rule(n: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
             name = self.first[n.name] if is_call(n) else n.name
             if name not in made:
-                made[name] = n.remade(inputs=inputs)
+                made[name] = n.remake(inputs=inputs)
             first, *others = (made[name][i] for i in range(len(n.types)))
             return (first if n.name == name else inputs[0], *others)  # the stream goes past it
 
@@ -95,7 +97,7 @@ class Graph:
 
     @cached_property
     def cached(self) -> Function:
-        """With the past as inputs. A model that looks both ways has none: what it computes, it computes anew."""
+        """The short function with its cache. A model that looks both ways has none: each call computes all tokens."""
         return with_cache(self.short) if self.root.causal else self.short
 
     @cached_property
@@ -107,7 +109,7 @@ class Graph:
         """Each kind's function."""
         found: dict[str, Function] = {}
         for kind, call in zip(self.kinds, self.calls, strict=True):
-            found.setdefault(kind, called(call))
+            found.setdefault(kind, callee_of(call))
         return found
 
     @cached_property
@@ -124,16 +126,16 @@ class Graph:
         steps = n.name.split(".")
         paths = (".".join(steps[:i]) for i in range(len(steps), 0, -1))
         kind = next(kinds[path] for path in paths if path in kinds)
-        return Scores(kind, flops(n, ONE_TOKEN), *mask_of(n))
+        return Scores(kind, flops_of(n, ONE_TOKEN), *mask_of(n))
 
 
-def _fixed(call: Node) -> tuple[Value, ...]:
-    """What a layer is given that no other layer makes."""
+def _operands_from_root(call: Node) -> tuple[Value, ...]:
+    """The inputs of a layer that no other layer makes."""
     return tuple(value for value in call.inputs[1:] if not is_call(value.node))
 
 
 def holds_scores(n: Node) -> bool:
-    """An attention, of whatever kind: an unfused kernel would hold its scores."""
+    """Whether this is an attention of any kind: an unfused kernel would store its scores."""
     return bool(n.op.scratch(*(value.type for value in n.inputs)).terms)
 
 
@@ -153,27 +155,27 @@ def mask_of(n: Node) -> tuple[int | None, Literal["past", "all"]]:
             raise NotImplementedError(f"{n.name} reads a mask made by {mask.name}, of which no reach is known")
 
 
-def flops(n: Node, sizes: Mapping[str, int]) -> int:
+def flops_of(n: Node, sizes: Mapping[str, int]) -> int:
     return n.op.flops(*(value.type for value in n.inputs)).at(sizes)
 
 
-def same(values: Iterable[int]) -> int | None:
-    """The one value that all have, if they have."""
+def common_value(values: Iterable[int]) -> int | None:
+    """The value that all of these are equal to, or None."""
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None
 
 
-def total(params: tuple[Param, ...]) -> int:
+def count_learned(params: tuple[Param, ...]) -> int:
     return sum(param.learned for param in params)
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Sizes of values at given B, S and P: `number` bytes for one of the model's numbers, 8 an integer, 1 a truth."""
+    """Bytes of values at given B, S and P: `number` for each of the model's floats, 8 for an integer, 1 for a bool."""
 
     number: int
     sizes: Mapping[str, int]
 
     def __call__(self, type_: Type) -> int:
-        each = self.number if type_.dtype == "float" else stored_as(type_.dtype, "fp32").bytes
+        each = self.number if type_.dtype == "float" else format_of(type_.dtype, "fp32").bytes
         return product(type_.shape).at(self.sizes) * each

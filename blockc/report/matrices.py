@@ -1,4 +1,4 @@
-"""The table of a block's matrices: what each receives and what it produces, read off the graph.
+"""The table of a block's matrices: what each receives and what it produces, read from the graph.
 
 x, x', x'' are the stream after 0, 1, 2 additions
 """
@@ -9,10 +9,10 @@ import re
 from collections import Counter
 from dataclasses import dataclass, fields
 
-from blockc.ir import Function, Node, Value, called, inline, is_call
+from blockc.ir import Function, Node, Value, callee_of, inline, is_call
 from blockc.ops import Add, Linear, MergeHeads, Mul, Rotary, Scale, SplitHeads
 from blockc.report.drawing import stream_name
-from blockc.report.figures import layer_sizes
+from blockc.report.figures import sizes_of_layer
 from blockc.report.graph import Graph, holds_scores, is_norm
 
 OPERANDS = ("query", "key", "value")  # of an attention, in this order
@@ -40,47 +40,47 @@ class Block:
     biases: int
 
 
-def blocks(graph: Graph) -> tuple[Block, ...]:
+def blocks_of(graph: Graph) -> tuple[Block, ...]:
     counts = Counter(graph.kinds)
     found: dict[Function, dict[str, int]] = {}
     for kind, layer in graph.layers.items():
         found.setdefault(layer, {})[kind] = counts[kind]
-    return tuple(_block(layer, kinds) for layer, kinds in found.items())
+    return tuple(_make_block(layer, kinds) for layer, kinds in found.items())
 
 
-def _block(layer: Function, kinds: dict[str, int]) -> Block:
-    sizes = layer_sizes(layer)
-    return Block(kinds, _parts(layer), table(layer), sizes.matrices, sizes.norms, sizes.biases)
+def _make_block(layer: Function, kinds: dict[str, int]) -> Block:
+    sizes = sizes_of_layer(layer)
+    return Block(kinds, _describe_parts(layer), matrices_of(layer), sizes.matrices, sizes.norms, sizes.biases)
 
 
-def _parts(layer: Function) -> dict[str, str]:
-    """What stands behind each label: a function's own words, an op's fields."""
+def _describe_parts(layer: Function) -> dict[str, str]:
+    """A text for each label: the docstring of its function, or the fields of its op."""
     said: dict[str, str] = {}
     for n in layer.nodes:
         if is_call(n):
-            said[n.name] = called(n).doc.rstrip(".")
+            said[n.name] = callee_of(n).doc.rstrip(".")
         elif n.params:
-            said[n.name] = ", ".join((n.op.name, *_fields(n)))
+            said[n.name] = ", ".join((n.op.name, *_field_texts(n)))
     return said
 
 
-def _fields(n: Node) -> list[str]:
+def _field_texts(n: Node) -> list[str]:
     """The fields that no shape shows: eps and the like, as `eps 1e-05`; what is off is left out."""
     widths = {int(size) for param in n.params for size in param.shape}
     named = [(f.name, getattr(n.op, f.name)) for f in fields(n.op)]
     return [k if v is True else f"{k} {v:g}" for k, v in named if v and (v is True or v not in widths)]
 
 
-def table(layer: Function) -> tuple[Matrix, ...]:
-    reading = _Reading(inline(layer))
+def matrices_of(layer: Function) -> tuple[Matrix, ...]:
+    reading = _BlockReader(inline(layer))
     rows = [(n, param) for n in reading.function.nodes for param in n.params if param.role == "matrix"]
     whole = sum(param.size for _, param in rows)
     return tuple(
         Matrix(
             label=param.name.removesuffix(".weight"),
             shape=param.shape,
-            receives=reading.received(n),
-            produces=reading.produced(n),
+            receives=reading.describe_input(n),
+            produces=reading.describe_output(n),
             parameters=param.size,
             share=param.size / whole,
         )
@@ -88,7 +88,7 @@ def table(layer: Function) -> tuple[Matrix, ...]:
     )
 
 
-class _Reading:
+class _BlockReader:
     """An inlined layer with a short text for each of its values."""
 
     def __init__(self, function: Function) -> None:
@@ -131,34 +131,34 @@ class _Reading:
             case _:
                 return f"{'norm' if is_norm(n) else n.op.name}({', '.join(operands)})"
 
-    def received(self, n: Node) -> str:
+    def describe_input(self, n: Node) -> str:
         """Matrices of the same part by their short names: silu(gate) * up."""
-        return re.sub(rf"\b{re.escape(_part(n))}\.", "", self.texts[n.inputs[0]])
+        return re.sub(rf"\b{re.escape(_part_of(n))}\.", "", self.texts[n.inputs[0]])
 
-    def produced(self, matrix: Node) -> str:
-        """Follows the first reader of each value until one says what the matrix is for."""
+    def describe_output(self, matrix: Node) -> str:
+        """What a matrix produces: follows the first reader of each value until one shows what it is for."""
         value, heads, bent = matrix[0], None, False
         while users := self.users.get(value):
             user, operand = users[0]
             if holds_scores(user):
-                return _heads(heads, OPERANDS[operand])
+                return _heads_text(heads, OPERANDS[operand])
             if isinstance(user.op, Add) and self.levels[user[0]] is not None:
                 return "stream edit"
             if isinstance(user.op, Mul):
                 return "gate" if bent else "up"
             if any(param.role == "matrix" for param in user.params):
-                return "hidden units" if _part(user) == _part(matrix) else "new stream"
+                return "hidden units" if _part_of(user) == _part_of(matrix) else "new stream"
             heads = user.op if isinstance(user.op, SplitHeads) else heads
             bent = bent or (len(user.inputs) == 1 and not user.params and user.types[0] == value.type)
             value = user[0]
         return "new stream"
 
 
-def _heads(split: SplitHeads | None, role: str) -> str:
+def _heads_text(split: SplitHeads | None, role: str) -> str:
     if split is None:
         return f"{role}s"
     return f"{split.heads} {role} head{'' if split.heads == 1 else 's'} of {split.head_dim}"
 
 
-def _part(n: Node) -> str:
+def _part_of(n: Node) -> str:
     return n.name.rpartition(".")[0]

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blockc.graph.contract import LOGITS
-from blockc.ir import Function, Grows, Node, P, Type, Value, called, is_call, is_past
-from blockc.report.graph import Bytes, Graph, holds_scores, mask_of, same
+from blockc.ir import Function, Grows, Node, P, Type, Value, callee_of, is_call, is_past
+from blockc.report.graph import Bytes, Graph, common_value, holds_scores, mask_of
 from blockc.report.schedule import Schedule
 
 
 @dataclass(frozen=True)
 class CacheBytes:
-    """What the graph keeps, and what would do where a window hides the rest."""
+    """Bytes that the graph keeps, and bytes that ring buffers of each window's length would need."""
 
     kept_by_graph: int
     ring_buffer: int
 
 
 @dataclass(frozen=True)
-class Cache:
+class CacheReport:
     values_per_token: int
     bytes_per_token: int
     bytes_per_token_per_layer: int | None  # where all layers keep the same
@@ -47,36 +47,37 @@ class Memory:
     devices: int | None  # that hold the weights
 
 
-def cache(graph: Graph, number: int, context: int, batch: int) -> Cache:
-    """The summed inputs for the past of the cached function."""
-    held = {value: graph.times(n.name) for n in graph.cached.nodes for value in past(n.inputs)}
+def measure_cache(graph: Graph, number: int, context: int, batch: int) -> CacheReport:
+    """The cache: the sum of all inputs of the cached function that take a past."""
+    held = {value: graph.times(n.name) for n in graph.cached.nodes for value in pasts_of(n.inputs)}
     windows = _cache_windows(graph.flat)
-    kept = sum(n * _kept(value.type, number, batch, context) for value, n in held.items())
+    kept = sum(n * _state_bytes(value.type, number, batch, context) for value, n in held.items())
     ring = sum(
-        n * _kept(value.type, number, batch, min(context, windows.get(value) or context)) for value, n in held.items()
+        n * _state_bytes(value.type, number, batch, min(context, windows.get(value) or context))
+        for value, n in held.items()
     )
-    kinds = growth_per_kind(graph, number)
-    return Cache(
-        values_per_token=growth(graph, 1),
-        bytes_per_token=growth(graph, number),
-        bytes_per_token_per_layer=same(kinds.values()),
+    kinds = bytes_per_token_of_kinds(graph, number)
+    return CacheReport(
+        values_per_token=bytes_per_token(graph, 1),
+        bytes_per_token=bytes_per_token(graph, number),
+        bytes_per_token_per_layer=common_value(kinds.values()),
         bytes_per_token_per_kind=kinds,
         bytes=CacheBytes(kept, ring),
     )
 
 
-def growth(graph: Graph, number: int) -> int:
+def bytes_per_token(graph: Graph, number: int) -> int:
     """Bytes that one more token adds to the cache of one sequence, at `number` bytes a number."""
-    return _Remembered(number)(graph.root) if graph.root.causal else 0
+    return _CacheCounter(number)(graph.root) if graph.root.causal else 0
 
 
-def growth_per_kind(graph: Graph, number: int) -> dict[str, int]:
-    one = _Remembered(number)
+def bytes_per_token_of_kinds(graph: Graph, number: int) -> dict[str, int]:
+    one = _CacheCounter(number)
     return {kind: one(layer) if graph.root.causal else 0 for kind, layer in graph.layers.items()}
 
 
-class _Remembered:
-    """What the ops of a function keep of one token, by their own rules; each function is summed up once."""
+class _CacheCounter:
+    """Bytes that the ops of a function keep of one token, by their own rules; each function is summed once."""
 
     def __init__(self, number: int) -> None:
         self.number, self.known = number, dict[Function, int]()
@@ -88,18 +89,18 @@ class _Remembered:
 
     def _node(self, n: Node) -> int:
         if is_call(n):
-            return self(called(n))
+            return self(callee_of(n))
         types = [value.type for value in n.inputs]
         grows = [state for state in n.op.state(*types) if isinstance(state, Grows)]
         kept = (types[state.operand].with_axis(state.axis, P) for state in grows)
-        return sum(_kept(type_, self.number, 1, 1) - _kept(type_, self.number, 1, 0) for type_ in kept)
+        return sum(_state_bytes(type_, self.number, 1, 1) - _state_bytes(type_, self.number, 1, 0) for type_ in kept)
 
 
-def past(values: tuple[Value, ...]) -> tuple[Value, ...]:
+def pasts_of(values: tuple[Value, ...]) -> tuple[Value, ...]:
     return tuple(value for value in values if is_past(value.node))
 
 
-def _kept(type_: Type, number: int, batch: int, tokens: int) -> int:
+def _state_bytes(type_: Type, number: int, batch: int, tokens: int) -> int:
     return Bytes(number, {"B": batch, "P": tokens})(type_)
 
 
@@ -110,19 +111,19 @@ def _cache_windows(flat: Function) -> dict[Value, int | None]:
         if not holds_scores(n):
             continue
         window, _ = mask_of(n)
-        for value in past(tuple(v for operand in n.inputs for v in operand.node.inputs)):
+        for value in pasts_of(tuple(v for operand in n.inputs for v in operand.node.inputs)):
             before = found.get(value, 0)
             found[value] = None if window is None or before is None else max(window, before)
     return found
 
 
-def activations(graph: Graph, number: int, context: int, batch: int) -> Activations:
-    """Of a prefill, as the schedule goes."""
+def measure_activations(graph: Graph, number: int, context: int, batch: int) -> Activations:
+    """The activations of a prefill, in the order of the schedule."""
     size = Bytes(number, {"B": batch, "S": context, "P": 0})
     kept: dict[str, set[int]] = {}
     for _, value in graph.cached.outputs:
         kept.setdefault(value.node.name, set()).add(value.index)
-    cached = {n.name: (called(n), frozenset(kept.get(n.name, ()))) for n in graph.cached.nodes if is_call(n)}
+    cached = {n.name: (callee_of(n), frozenset(kept.get(n.name, ()))) for n in graph.cached.nodes if is_call(n)}
     layers = {name: cached[first] for name, first in graph.first.items()}
     live = Schedule(graph.root, layers, size).live()
     logits = graph.root.output(LOGITS)

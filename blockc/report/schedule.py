@@ -17,7 +17,7 @@ Values = frozenset[Value]
 
 @dataclass
 class Live:
-    """Bytes that live as the schedule goes on: now, and at most."""
+    """Bytes that are live at this point of the schedule, and the largest so far."""
 
     now: int = 0
     peak: int = 0
@@ -44,11 +44,11 @@ class Live:
 
 @dataclass(frozen=True)
 class Ends:
-    """What a walk through a function is told of its values by those who call it."""
+    """What a caller tells a walk through a function about its values."""
 
     inputs: Values = frozenset()  # those that nobody reads after this call
     kept: Values = frozenset()  # outputs that somebody reads after it
-    apart: Values = frozenset()  # values that have a line of their own, and weigh nothing here
+    apart: Values = frozenset()  # values that have a line of their own, and are not counted here
 
 
 @dataclass
@@ -62,10 +62,10 @@ class Schedule:
     _walked: dict[tuple[Function, Ends], Live] = field(default_factory=dict[tuple[Function, Ends], Live], init=False)
 
     def live(self) -> Live:
-        """Of the whole model, the caller's inputs among them."""
+        """The live bytes of the whole model, with the caller's inputs."""
         before = sum(self.size(n.types[0]) for n in self.root.inputs)
-        last, live = _last_readers(self.root), Live(before, before, "", before)
-        apart = self._apart()
+        last, live = _find_last_readers(self.root), Live(before, before, "", before)
+        apart = self._find_apart()
         for n in self.root.nodes:
             if is_call(n):
                 layer, ends = self._call(n, last, apart)
@@ -74,7 +74,7 @@ class Schedule:
                 self._step(n, live, last, Ends(apart=apart))
         return live
 
-    def _apart(self) -> Values:
+    def _find_apart(self) -> Values:
         """Logits, also before what is done to them entry by entry, such as a softcap; and what layers keep."""
         value = self.root.output(LOGITS)
         found = {value for _, value in self.root.outputs}
@@ -100,7 +100,7 @@ class Schedule:
 
     def _through(self, layer: Function, ends: Ends) -> Live:
         if (layer, ends) not in self._walked:
-            live, last = Live(), _last_readers(layer)
+            live, last = Live(), _find_last_readers(layer)
             for n in layer.nodes:
                 self._step(n, live, last, ends)
             self._walked[layer, ends] = live
@@ -117,5 +117,5 @@ class Schedule:
         return sum(self.size(value.type) for value in values if value not in ends.apart)
 
 
-def _last_readers(function: Function) -> dict[Value, Node]:
+def _find_last_readers(function: Function) -> dict[Value, Node]:
     return {value: n for n in function.nodes for value in n.inputs}

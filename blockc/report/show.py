@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
-from blockc.language.algebra import Decoder, canonical
+from blockc.language.algebra import Decoder, canonical_form
 from blockc.language.spec import Spec
 from blockc.report import Block, LayerSizes, Report
-from blockc.report.drawing import draw
-from blockc.report.expect import alike, laid
+from blockc.report.drawing import draw_block
+from blockc.report.expect import count_layers, group_by_size
 
 Row = Sequence[str]
 
@@ -24,17 +24,17 @@ INDENT = "  "
 WIDTH = 110  # columns of running text
 
 
-def text(spec: Spec, decoder: Decoder, report: Report) -> str:
+def report_text(spec: Spec, decoder: Decoder, report: Report) -> str:
     """One model: its blocks, their matrices, then parameters, FLOPs and memory."""
     parts = [_title(spec, report)]
     for block in report.matrices:
-        drawn = _indented(draw(_layer(decoder, block)))
-        parts += [_block_title(block, report), drawn, _legend(block), _matrices(block)]
-    parts += [_parameters(report), _flops(report), _memory(report)]
+        drawn = _indent(draw_block(_layer_term(decoder, block)))
+        parts += [_block_title(block, report), drawn, _legend_text(block), _matrices_text(block)]
+    parts += [_parameters_text(report), _flops_text(report), _memory_text(report)]
     return "\n\n".join(parts) + "\n"
 
 
-def rows(reports: Sequence[Report]) -> str:
+def report_rows(reports: Sequence[Report]) -> str:
     """Several models: a row each."""
     head = ("", "layers", "width", "parameters", "weights", "cache/token", "cache", "FLOPs/token", "share", "equal at")
     body = [
@@ -43,39 +43,39 @@ def rows(reports: Sequence[Report]) -> str:
             f"{r.depth:,}",
             f"{r.width:,}",
             f"{r.parameters.total:,}",
-            size(r.memory.weights),
+            format_size(r.memory.weights),
             f"{r.kv_cache.bytes_per_token:,}",
-            size(r.memory.kv_cache),
+            format_size(r.memory.kv_cache),
             _unit(r.flops.per_token, "FLOP", 1000),
             f"{r.flops.attention_share:.1%}",
             "never" if r.flops.crossover is None else f"{r.flops.crossover:,}",
         )
         for r in reports
     ]
-    return "\n".join([*_table([head, *body], "<>>>>>>>>>"), "", *_notes(reports)]) + "\n"
+    return "\n".join([*_table([head, *body], "<>>>>>>>>>"), "", *_notes_text(reports)]) + "\n"
 
 
-def expanded(decoder: Decoder) -> str:
+def expanded_text(decoder: Decoder) -> str:
     """The lower storey as YAML: every word replaced by its term, every derived value written out."""
-    data = _without_null(canonical(decoder))
-    data["layers"] = [_run(name, len(list(same))) for name, same in groupby(data["layers"])]
+    data = _null_to_none(canonical_form(decoder))
+    data["layers"] = [_run_entry(name, len(list(same))) for name, same in groupby(data["layers"])]
     return yaml.safe_dump(data, default_flow_style=None, sort_keys=False, width=100, allow_unicode=True)
 
 
-def _run(name: str, count: int) -> Any:
+def _run_entry(name: str, count: int) -> Any:
     """An entry of a layer list: kind, or {kind: n}."""
     return name if count == 1 else {name: count}
 
 
-def _without_null(value: Any) -> Any:
+def _null_to_none(value: Any) -> Any:
     """`none` turns a thing off; null is no word of the language."""
     match value:
         case None:
             return "none"
         case dict():
-            return {key: _without_null(inner) for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType]
+            return {key: _null_to_none(inner) for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType]
         case list() | tuple():
-            return [_without_null(inner) for inner in value]  # pyright: ignore[reportUnknownVariableType]
+            return [_null_to_none(inner) for inner in value]  # pyright: ignore[reportUnknownVariableType]
         case _:
             return value
 
@@ -98,46 +98,46 @@ def _title(spec: Spec, report: Report) -> str:
 def _block_title(block: Block, report: Report) -> str:
     kinds, count = list(block.kinds), sum(block.kinds.values())
     if len(kinds) > 1:
-        each = ", ".join(f"{n:,} {kind}{_windows(kind, report)}" for kind, n in block.kinds.items())
-        return f"The block of {'every layer' if count == report.depth else laid(kinds, report.layers)}: {each}"
+        each = ", ".join(f"{n:,} {kind}{_windows_text(kind, report)}" for kind, n in block.kinds.items())
+        return f"The block of {'every layer' if count == report.depth else count_layers(kinds, report.layers)}: {each}"
     if count == report.depth:
-        return f"The block of every layer{_windows(kinds[0], report)}"
-    return f"The block of {laid(kinds, report.layers)}{_windows(kinds[0], report)}"
+        return f"The block of every layer{_windows_text(kinds[0], report)}"
+    return f"The block of {count_layers(kinds, report.layers)}{_windows_text(kinds[0], report)}"
 
 
-def _windows(kind: str, report: Report) -> str:
+def _windows_text(kind: str, report: Report) -> str:
     windows = report.windows.get(kind, ())
     return f" (window {' and '.join(f'{w:,}' for w in windows)})" if windows else ""
 
 
-def _layer(decoder: Decoder, block: Block) -> Any:
+def _layer_term(decoder: Decoder, block: Block) -> Any:
     """The term of the first layer that is this block."""
     return next(term for term, kind in zip(decoder.layers, decoder.kinds, strict=True) if kind in block.kinds)
 
 
-def _legend(block: Block) -> str:
-    return _indented("\n".join(_table(list(block.parts.items()), "<<")))
+def _legend_text(block: Block) -> str:
+    return _indent("\n".join(_table(list(block.parts.items()), "<<")))
 
 
-def _matrices(block: Block) -> str:
+def _matrices_text(block: Block) -> str:
     head = ("matrix", "out x in", "receives", "produces", "parameters", "share")
     body = [
         (m.label, " x ".join(f"{n:,}" for n in m.shape), m.receives, m.produces, f"{m.parameters:,}", f"{m.share:.1%}")
         for m in block.matrices
     ]
-    return _indented("\n".join(_table([head, *body, ("", "", "", "", f"{block.parameters:,}", "")], "<><<>>")))
+    return _indent("\n".join(_table([head, *body, ("", "", "", "", f"{block.parameters:,}", "")], "<><<>>")))
 
 
 # The figures
 
 
-def _parameters(report: Report) -> str:
+def _parameters_text(report: Report) -> str:
     p = report.parameters
     lines: list[Row] = [(name, f"{n:,}", "") for name, n in p.before_layers.items()]
-    for sizes, kinds in alike(p).items():
+    for sizes, kinds in group_by_size(p).items():
         count = sum(report.layers[kind] for kind in kinds)
         each = f"{sizes.total:,} each" if count > 1 else ""
-        lines.append((laid(kinds, report.layers), f"{count * sizes.total:,}", each))
+        lines.append((count_layers(kinds, report.layers), f"{count * sizes.total:,}", each))
         lines += _layer_lines(sizes)
     lines += [(name, f"{n:,}", "") for name, n in p.after_layers.items()]
     total = "" if p.active == p.total else f"{p.active:,} active for one token"
@@ -154,7 +154,7 @@ def _layer_lines(sizes: LayerSizes) -> list[Row]:
     return lines
 
 
-def _flops(report: Report) -> str:
+def _flops_text(report: Report) -> str:
     f, context = report.flops, f"{report.context:,}"
     reached = "less at every context" if f.crossover is None else f"as much as they from {f.crossover:,} tokens on"
     lines = [
@@ -168,45 +168,45 @@ def _flops(report: Report) -> str:
     return _section(f"FLOPs at a context of {context}", shown, "<>><")
 
 
-def _memory(report: Report) -> str:
+def _memory_text(report: Report) -> str:
     m, cache, activations = report.memory, report.kv_cache, report.memory.activations
     each = cache.bytes_per_token_per_layer
     a_layer = f", {each:,} a layer" if each is not None else ""
-    kept = f"{cache.bytes_per_token:,} a token{a_layer}; {_ratio(m.kv_cache, m.weights)} the weights"
+    kept = f"{cache.bytes_per_token:,} a token{a_layer}; {_ratio_text(m.kv_cache, m.weights)} the weights"
     lines = [
-        ("weights", m.weights, _devices(report)),
+        ("weights", m.weights, _devices_text(report)),
         ("cache", m.kv_cache, kept if m.kv_cache else "every layer computes all tokens anew"),
     ]
     if cache.bytes.ring_buffer != cache.bytes.kept_by_graph:
         lines.append(("  in ring buffers", cache.bytes.ring_buffer, "no more than each window; the graph keeps all"))
-    scores = f"attention not fused: {size(activations.scores_materialised)} of scores"
+    scores = f"attention not fused: {format_size(activations.scores_materialised)} of scores"
     lines += [
         ("activations", activations.peak, f"attention fused; peak at {activations.peak_at}"),
         ("  with scores", activations.peak_materialised, scores),
         ("logits", activations.logits, "of every token of a prefill"),
     ]
-    shown = [(name, f"{n:,}", size(n), binary(n), note) for name, n, note in lines]
+    shown = [(name, f"{n:,}", format_size(n), format_binary_size(n), note) for name, n, note in lines]
     title = f"Memory: bytes in {report.dtype} at a context of {report.context:,} and batch {report.batch:,}"
     return _section(title, shown, "<>>><")
 
 
-def _devices(report: Report) -> str:
+def _devices_text(report: Report) -> str:
     m = report.memory
     if m.devices is None or m.device_memory is None:
         return ""
-    return f"{m.devices:,} device{'' if m.devices == 1 else 's'} of {_as_given(m.device_memory)}"
+    return f"{m.devices:,} device{'' if m.devices == 1 else 's'} of {_device_size(m.device_memory)}"
 
 
-def _as_given(n: int) -> str:
+def _device_size(n: int) -> str:
     """192 GiB where it is so many to the byte, else in GB."""
     return f"{n >> 30:,} GiB" if n % 2**30 == 0 else f"{n / 1e9:,g} GB"
 
 
-def _ratio(part: int, whole: int) -> str:
+def _ratio_text(part: int, whole: int) -> str:
     return f"{part / whole:.2f} x" if part >= whole else f"{part / whole:.1%} of"
 
 
-def _notes(reports: Sequence[Report]) -> list[str]:
+def _notes_text(reports: Sequence[Report]) -> list[str]:
     settings = dict.fromkeys(f"{r.dtype} at batch {r.batch:,}" for r in reports)
     contexts = dict.fromkeys(f"{r.context:,}" for r in reports)
     at = f"a context of {next(iter(contexts))}" if len(contexts) == 1 else "each model's own context"
@@ -219,12 +219,12 @@ def _notes(reports: Sequence[Report]) -> list[str]:
 # Units and tables
 
 
-def size(n: int) -> str:
+def format_size(n: int) -> str:
     """16.06 GB: powers of 1000."""
     return _unit(n, "B", 1000)
 
 
-def binary(n: int) -> str:
+def format_binary_size(n: int) -> str:
     """14.96 GiB: powers of 1024."""
     return _unit(n, "iB", 1024) if n >= 1024 else ""
 
@@ -240,7 +240,7 @@ def _unit(n: int, unit: str, base: int) -> str:
 
 
 def _section(title: str, lines: Sequence[Row], columns: str = "<><") -> str:
-    return f"{title}\n{_indented(chr(10).join(_table(lines, columns)))}"
+    return f"{title}\n{_indent(chr(10).join(_table(lines, columns)))}"
 
 
 def _table(lines: Sequence[Row], columns: str) -> list[str]:
@@ -252,8 +252,8 @@ def _table(lines: Sequence[Row], columns: str) -> list[str]:
     ]
 
 
-def _indented(block: str) -> str:
+def _indent(block: str) -> str:
     return "\n".join(INDENT + line for line in block.split("\n"))
 
 
-__all__ = ["binary", "expanded", "rows", "size", "text"]
+__all__ = ["expanded_text", "format_binary_size", "format_size", "report_rows", "report_text"]

@@ -21,7 +21,7 @@ _UNITS = {
 SIZE = "a size such as 80GB or 80GiB"
 
 
-def byte_size(text: str) -> int:
+def parse_size(text: str) -> int:
     """Bytes: 192GB is 192e9, 192GiB is 192 * 2^30. Raises UsageError where it is no size above 0."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)", text, re.ASCII)
     size = int(float(found[1]) * _UNITS.get(found[2].upper(), 0)) if found else 0

@@ -12,10 +12,10 @@ from blockc.basics.floats import BYTES
 from blockc.ir import Function
 from blockc.language.algebra import Decoder
 from blockc.language.spec import Spec
-from blockc.report.figures import Flops, Parameters, count, work
+from blockc.report.figures import Flops, Parameters, count_flops, count_parameters
 from blockc.report.graph import Graph
-from blockc.report.matrices import Block, blocks
-from blockc.report.memory import Cache, Memory, activations, cache
+from blockc.report.matrices import Block, blocks_of
+from blockc.report.memory import CacheReport, Memory, measure_activations, measure_cache
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Report:
     windows: dict[str, tuple[int, ...]]  # of the kinds of layers that have any
     cut_tile: CutTile | None
     parameters: Parameters
-    kv_cache: Cache
+    kv_cache: CacheReport
     flops: Flops
     memory: Memory
     matrices: tuple[Block, ...]
@@ -59,7 +59,7 @@ class Report:
         return asdict(self)
 
 
-def report(
+def make_report(
     spec: Spec,
     decoder: Decoder,
     function: Function,
@@ -77,7 +77,7 @@ def report(
     if dtype not in BYTES:
         raise UsageError(f"must be one of {', '.join(BYTES)}, got {dtype}", "dtype")
     graph, number = Graph(function, decoder.kinds), BYTES[dtype]
-    counted, kept = count(graph), cache(graph, number, context, batch)
+    counted, kept = count_parameters(graph), measure_cache(graph, number, context, batch)
     weights = counted.total * number
     return Report(
         name=spec.name,
@@ -88,23 +88,23 @@ def report(
         batch=batch,
         dtype=dtype,
         layers=dict(Counter(decoder.kinds)),
-        windows=_windows(graph),
+        windows=_windows_of(graph),
         cut_tile=_cut_tile(spec),
         parameters=counted,
         kv_cache=kept,
-        flops=work(graph, context),
+        flops=count_flops(graph, context),
         memory=Memory(
             weights=weights,
             kv_cache=kept.bytes.kept_by_graph,
-            activations=activations(graph, number, context, batch),
+            activations=measure_activations(graph, number, context, batch),
             device_memory=device_memory,
             devices=None if device_memory is None else -(-weights // device_memory),
         ),
-        matrices=blocks(graph),
+        matrices=blocks_of(graph),
     )
 
 
-def _windows(graph: Graph) -> dict[str, tuple[int, ...]]:
+def _windows_of(graph: Graph) -> dict[str, tuple[int, ...]]:
     found: dict[str, dict[int, None]] = {}
     for s in graph.scores:
         if s.window is not None:
@@ -116,11 +116,11 @@ def _cut_tile(spec: Spec) -> CutTile | None:
     layers = spec.top.layers
     if layers is None or not layers.pattern:
         return None
-    tile = _laid(layers.pattern)
-    laid = (spec.top.depth - _laid(layers.first or []) - _laid(layers.last or [])) % tile
+    tile = _count_entries(layers.pattern)
+    laid = (spec.top.depth - _count_entries(layers.first or []) - _count_entries(layers.last or [])) % tile
     return CutTile(tile, laid) if laid else None
 
 
-def _laid(entries: Sequence[Any]) -> int:
+def _count_entries(entries: Sequence[Any]) -> int:
     """Layers that a list of `kind` and {kind: n} lays."""
     return sum(next(iter(entry.values())) if isinstance(entry, dict) else 1 for entry in entries)  # type: ignore[misc]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from blockc.basics.floats import FLOATS, INTEGERS
-from blockc.graph.contract import Held
+from blockc.graph.contract import StatePort
 from blockc.ir import Array
 from blockc.runtime.opening import OpenModel
 
@@ -116,20 +116,20 @@ class SessionCache:
                 room = [(0, longer if axis == held.grows else 0) for axis in range(len(held.shape))]
                 self._fix(held, np.pad(self.buffers[held.past].numpy(), room))
 
-    def bind(self, binding: Any, held: Held) -> None:
+    def bind(self, binding: Any, held: StatePort) -> None:
         """Binds a buffer as past and present, by its address, since NumPy has only the bits of bf16."""
         address = self.buffers[held.past].data_ptr()
         place = (self.model.provider, 0, self.model.type_of(held.dtype), self._shape(held), address)
         binding.bind_input(held.past, *place)
         binding.bind_output(held.present, *place)
 
-    def _shape(self, held: Held) -> tuple[int, ...]:
-        return held.sized(self.rows, self.length if held.in_place else 0)
+    def _shape(self, held: StatePort) -> tuple[int, ...]:
+        return held.shape_for(self.rows, self.length if held.in_place else 0)
 
-    def _zeros(self, held: Held) -> Array:
+    def _zeros(self, held: StatePort) -> Array:
         return np.zeros(self._shape(held), _NUMPY[self.model.type_of(held.dtype)])
 
-    def _first(self, held: Held) -> Any:
+    def _first(self, held: StatePort) -> Any:
         """The past of the first call: empty for a state that grows, zeros for one of fixed size."""
         from onnxruntime import OrtValue
 
@@ -139,14 +139,14 @@ class SessionCache:
             value.update_inplace(self._zeros(held))
         return value
 
-    def _fix(self, held: Held, array: Array) -> None:
+    def _fix(self, held: StatePort, array: Array) -> None:
         """Makes the array past and present of all calls. On the CPU it is the buffer itself, elsewhere it is copied."""
         from onnxruntime import OrtValue
 
         self.buffers[held.past] = OrtValue.ortvalue_from_numpy(array, self.model.provider, 0)
         self.bind(self.binding, held)
 
-    def _pass_on(self, held: Held, value: Any) -> None:
+    def _pass_on(self, held: StatePort, value: Any) -> None:
         """Binds a value as the next call's past, and lets onnxruntime allocate the present."""
         self.binding.bind_ortvalue_input(held.past, value)
         self.binding.bind_output(held.present, self.model.provider)

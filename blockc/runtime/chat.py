@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blockc.basics.errors import UsageError
-from blockc.basics.jsonfile import FileError, bounded, reason
+from blockc.basics.jsonfile import FileError, read_bounded, reason_of
 from blockc.runtime import template
 from blockc.runtime.opening import SessionError
 from blockc.runtime.text import Tokenizer, optional_object
@@ -70,13 +70,13 @@ def _read_template(folder: Path) -> str:
     """The text of chat_template.jinja, else of chat_template in tokenizer_config.json, which may hold several."""
     path = folder / _TEMPLATE
     try:
-        found: Any = bounded(path, 4 * MOST).decode()  # a character has four bytes at most
+        found: Any = read_bounded(path, 4 * MOST).decode()  # a character has four bytes at most
     except FileNotFoundError:
         found = optional_object(folder / TOKENIZER).get("chat_template")
     except UnicodeDecodeError:
         raise SessionError(f"{path}: not a text in UTF-8") from None
     except (FileError, OSError) as error:
-        raise SessionError(reason(path, error)) from None
+        raise SessionError(reason_of(path, error)) from None
     if isinstance(found, list):
         named = [entry for entry in found if isinstance(entry, dict)]
         found = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)

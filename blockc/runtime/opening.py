@@ -9,9 +9,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from blockc.basics.distribution import WITH_CUDA, pip
+from blockc.basics.distribution import WITH_CUDA, pip_command
 from blockc.basics.errors import BlockcError, CheckpointError
-from blockc.basics.floats import FLOATS, INTEGERS, stored_as
+from blockc.basics.floats import FLOATS, INTEGERS, format_of
 from blockc.graph.contract import Contract, Port
 from blockc.graph.target import Provider, Target
 from blockc.ir import Dtype
@@ -70,7 +70,7 @@ class OpenModel:
 
     def type_of(self, dtype: Dtype) -> int:
         """onnx's number of a dtype; that of float is the model's own type."""
-        return self.element if dtype == "float" else stored_as(dtype, "fp32").onnx
+        return self.element if dtype == "float" else format_of(dtype, "fp32").onnx
 
     def width(self, port: Port) -> int:
         """The size of an output's last axis."""
@@ -209,7 +209,7 @@ def _refuse_old(folder: Path, target: Target) -> None:
         fit = opset_for(target, onnxruntime.__version__)
         raise SessionError(
             f"{folder}: this onnxruntime is {onnxruntime.__version__}, and its graph needs {wanted} or later: "
-            f"{pip('-U', f'{package}>={wanted}')}" + (f", or build it with --opset {fit}" if fit else "")
+            f"{pip_command('-U', f'{package}>={wanted}')}" + (f", or build it with --opset {fit}" if fit else "")
         )
 
 
@@ -227,7 +227,7 @@ def _refuse_capture(folder: Path, target: Target, provider: Provider) -> None:
     if parse_release(onnxruntime.__version__) < parse_release(CAPTURES):
         raise ProviderError(
             f"this onnxruntime is {onnxruntime.__version__}, and from {CAPTURES} on a CUDA graph can be replayed: "
-            f"{pip(f'{WITH_CUDA}>={CAPTURES}')}"
+            f"{pip_command(f'{WITH_CUDA}>={CAPTURES}')}"
         )
 
 
@@ -252,7 +252,7 @@ def session_at(path: Path, provider: Provider, threads: int | None, prepack: boo
         raise ProviderError(
             f"cuda was asked for, and onnxruntime would run on {', '.join(session.get_providers())}: its CUDA provider "
             f"did not start{failed}. It needs an NVIDIA driver (see nvidia-smi), and CUDA and cuDNN, which "
-            f"{pip(WITH_CUDA)} brings"
+            f"{pip_command(WITH_CUDA)} brings"
         )
     return session
 
@@ -263,7 +263,7 @@ def _load_cuda(onnxruntime: Any) -> str:
     if PROVIDERS["cuda"] not in found:
         raise ProviderError(
             f"cuda was asked for, and this onnxruntime has {', '.join(found)}: `pip uninstall onnxruntime`, then "
-            f"{pip(WITH_CUDA)}, on a machine with an NVIDIA driver"
+            f"{pip_command(WITH_CUDA)}, on a machine with an NVIDIA driver"
         )
     with redirect_stdout(StringIO()) as printed:
         onnxruntime.preload_dlls()

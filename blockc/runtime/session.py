@@ -154,7 +154,7 @@ class Session:
         self._lengths = before + counts
         if self.model.contract.top:
             return TopLogits(outputs[TOP_LOGITS][:, 0].copy(), outputs[TOP_TOKENS][:, 0].copy())
-        logits, every = outputs[LOGITS], self.model.contract.every
+        logits, every = outputs[LOGITS], self.model.contract.logits_of_every_token
         rows = logits[np.arange(len(ids)), counts - 1] if every else logits[:, 0]
         return widen(rows, "BF16") if rows.dtype == np.uint16 else rows.astype(np.float32)
 
@@ -181,7 +181,7 @@ class Session:
 
     def _find_conflict(self, held: int, tokens: int) -> Sides | None:
         """The side on which keys cached at `held` tokens do not fit a call of `tokens` tokens; else None."""
-        return next((side for side in self.model.contract.sides if held and not side.alike((held, tokens))), None)
+        return next((side for side in self.model.contract.sides if held and not side.are_alike((held, tokens))), None)
 
     def _refuse_unlike(self, held: int, tokens: int) -> None:
         if side := self._find_conflict(held, tokens):
@@ -243,7 +243,7 @@ class Session:
         """Runs a call of any shape. Memory of outputs is kept, except for the logits of a whole prompt."""
         for name, each in self.inputs.items():
             each.write(given[name])
-        tokens = new if self.model.contract.every else 1
+        tokens = new if self.model.contract.logits_of_every_token else 1
         kept = self.outputs if tokens == 1 else {name: HostTensor(each.element) for name, each in self.outputs.items()}
         ports = self.model.contract.outputs
         made = {port.name: kept[port.name].reshape(rows, tokens, self.model.width(port)) for port in ports}

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from blockc.basics.jsonfile import FileError, bounded, json_object, reason
+from blockc.basics.jsonfile import FileError, read_bounded, read_json_object, reason_of
 from blockc.runtime.opening import SessionError
 from blockc.weights.special import FILES, GENERATION, TOKENIZER, TOKENS, SpecialError, special_ids, special_token
 
@@ -103,14 +103,14 @@ def _read_tokenizer(path: Path) -> Any:
     import tokenizers
 
     try:
-        data = bounded(path, MAX_TOKENIZER)
+        data = read_bounded(path, MAX_TOKENIZER)
     except FileNotFoundError:
         raise SessionError(
             f"{path.parent}: no tokenizer.json, so no text: put the checkpoint's there, or give blockc.runtime.Session "
             "the ids of tokens"
         ) from None
     except (FileError, OSError) as error:
-        raise SessionError(reason(path, error)) from None
+        raise SessionError(reason_of(path, error)) from None
     try:
         return tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # what the package raises has no type of its own
@@ -129,8 +129,8 @@ def _decoder_steps(decoder: Any) -> Iterator[str]:
 def optional_object(path: Path) -> dict[str, Any]:
     """A JSON object; empty if there is no such file. Raises SessionError."""
     try:
-        return json_object(path)
+        return read_json_object(path)
     except FileNotFoundError:
         return {}
     except (FileError, OSError) as error:
-        raise SessionError(reason(path, error)) from None
+        raise SessionError(reason_of(path, error)) from None

@@ -1,7 +1,7 @@
 """YAML text to a tree of values that know their line and column."""
 
-from blockc.source.comments import Ignore, ignores
-from blockc.source.reading import MAX_BYTES, override, parse, read, read_bytes
+from blockc.source.comments import Ignore, find_ignores
+from blockc.source.reading import MAX_BYTES, override, parse, read_bytes, read_tree
 from blockc.source.tree import (
     PATH_SHOWN,
     Entry,
@@ -12,19 +12,19 @@ from blockc.source.tree import (
     SequenceNode,
     SpecError,
     Tree,
-    at,
-    every,
+    escape_text,
     find,
     finding,
-    inert,
     key_place,
-    plain,
-    render,
+    map_all,
+    render_finding,
     suggest,
+    to_plain,
+    tree_at,
 )
 
 __all__ = [
     "MAX_BYTES", "PATH_SHOWN", "Entry", "Finding", "Ignore", "MappingNode", "Place", "ScalarNode", "SequenceNode",
-    "SpecError", "Tree", "at", "every", "find", "finding", "ignores", "inert", "key_place", "override", "parse",
-    "plain", "read", "read_bytes", "render", "suggest",
+    "SpecError", "Tree", "escape_text", "find", "find_ignores", "finding", "key_place", "map_all", "override", "parse",
+    "read_bytes", "read_tree", "render_finding", "suggest", "to_plain", "tree_at",
 ]  # fmt: skip

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import yaml
 
 from blockc.source.reading import source_of
-from blockc.source.text import Source
+from blockc.source.text import SourceText
 from blockc.source.tree import Place
 
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """A comment that silences the warnings of one code on its line; of no code where none is named."""
+    """A comment that silences the warnings of one code on its line; `name` is empty where it names no code."""
 
     place: Place
     name: str = ""
@@ -25,8 +25,8 @@ class Ignore:
 _IGNORE = re.compile(r"#[ \t]*blockc:[ \t]*ignore\b[ \t]*(\w+(?:[ \t]*,[ \t]*\w+)*)?")
 
 
-def ignores(data: bytes | str, file: str) -> list[Ignore]:
-    """The comments `# blockc: ignore BLC402, BLC403` of a text that can be parsed, one entry a code."""
+def find_ignores(data: bytes | str, file: str) -> list[Ignore]:
+    """The comments `# blockc: ignore BLC402, BLC403` of a text that parses: one entry for each code."""
     source = source_of(data, file)
     found = list(_IGNORE.finditer(source.text))
     if not found:
@@ -35,14 +35,14 @@ def ignores(data: bytes | str, file: str) -> list[Ignore]:
     starts = [token.start_mark.index for token in scalars]
 
     def in_text(index: int) -> bool:
-        """Inside a scalar # begins no comment."""
+        """Whether the index lies inside a scalar, where # does not begin a comment."""
         before = bisect_right(starts, index) - 1
         return before >= 0 and index < scalars[before].end_mark.index
 
-    return [each for match in found if not in_text(match.start()) for each in _named(source, match)]
+    return [each for match in found if not in_text(match.start()) for each in _ignores_of(source, match)]
 
 
-def _named(source: Source, comment: re.Match[str]) -> Iterator[Ignore]:
+def _ignores_of(source: SourceText, comment: re.Match[str]) -> Iterator[Ignore]:
     if comment[1] is None:
         yield Ignore(source.place(*comment.span()))
         return

@@ -1,4 +1,4 @@
-"""JSON text to the trees of a spec, so that what is wrong in it has its line and column."""
+"""JSON text to the same trees as a spec's, so that each fault has its line and column."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 
 from blockc.diagnostics.importing import CONFIG_JSON
 from blockc.source.reading import MAX_DEPTH, MAX_NODES, source_of
-from blockc.source.text import MAX_DIGITS, Source
-from blockc.source.tree import Entry, MappingNode, ScalarNode, SequenceNode, SpecError, Tree, fault
+from blockc.source.text import MAX_DIGITS, SourceText
+from blockc.source.tree import Entry, MappingNode, ScalarNode, SequenceNode, SpecError, Tree, spec_error
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN = re.compile(r"[^\s,:\[\]{}\"]+")  # a number or a word
@@ -17,9 +17,9 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
 def parse_json(data: bytes, file: str) -> MappingNode:
-    """The object in this text, with the caps of a spec. Raises SpecError, and nothing else, whatever the text."""
+    """The object in this text, under the limits of a spec. Raises SpecError and nothing else, whatever the text."""
     source = source_of(data, file)
-    reader = _Reader(source)
+    reader = _JsonParser(source)
     tree, end = reader.value(reader.skip(0), 0)
     if (end := reader.skip(end)) < len(source.text):
         raise reader.wrong(end, "text after the end of the object")
@@ -29,19 +29,19 @@ def parse_json(data: bytes, file: str) -> MappingNode:
 
 
 def is_null(tree: Tree) -> bool:
-    """JSON's null, which stands in a tree as a bare word."""
+    """Whether this is JSON's null, which a tree holds as an unquoted word."""
     return isinstance(tree, ScalarNode) and not tree.quoted and tree.text == "null"
 
 
-class _Reader:
-    """value(index of its first character) -> (the tree, the index behind it)"""
+class _JsonParser:
+    """A recursive-descent parser: value(index of its first character) -> (the tree, the index after it)."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceText) -> None:
         self.source, self.text = source, source.text
         self.nodes = 0
 
     def wrong(self, index: int, message: str, hint: str = "") -> SpecError:
-        return fault(CONFIG_JSON, self.source.place(index), message, expected="an object of JSON", hint=hint)
+        return spec_error(CONFIG_JSON, self.source.place(index), message, expected="an object of JSON", hint=hint)
 
     def skip(self, index: int) -> int:
         found = _SPACE.match(self.text, index)
@@ -113,7 +113,7 @@ class _Reader:
         return MappingNode(entries, self.source.place(start, index + 1)), index + 1
 
     def more(self, index: int, closing: str) -> int:
-        """Behind a comma, or at the closing bracket."""
+        """The index of the next item, after a comma, or of the closing bracket."""
         index = self.skip(index)
         if self.at(index) == closing:
             return index

@@ -1,7 +1,7 @@
-"""Events to trees, with caps that hold whatever the text.
+"""YAML events to trees, with limits that hold for any text.
 
-PyYAML supplies the events and nothing else: no constructor runs, and whatever is not understood is a SpecError with
-file, line and column.
+PyYAML supplies the events and nothing else: no constructor runs, and anything that is not understood is a SpecError
+with file, line and column.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ import yaml
 from blockc.diagnostics import Code
 from blockc.diagnostics import reading as code
 from blockc.diagnostics.words import KEY_NOT_A_WORD
-from blockc.source.text import VALUE_REFUSED, Source, Wrong, character, check_text, decode, resolve
+from blockc.source.text import (
+    VALUE_REFUSED,
+    ScalarFault,
+    SourceText,
+    character_name,
+    check_characters,
+    decode,
+    resolve_scalar,
+)
 from blockc.source.tree import (
     Entry,
     Finding,
@@ -28,8 +36,8 @@ from blockc.source.tree import (
     SequenceNode,
     SpecError,
     Tree,
-    fault,
     finding,
+    spec_error,
 )
 
 MAX_BYTES = 1_000_000  # of a spec file
@@ -60,8 +68,8 @@ _SYNTAX = (
 )
 
 
-def _syntax_finding(source: Source, error: yaml.YAMLError) -> Finding:
-    """A PyYAML error in our words; its own where we have none."""
+def _syntax_finding(source: SourceText, error: yaml.YAMLError) -> Finding:
+    """A PyYAML error in our words, or in its own where we have none."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return finding(code.SYNTAX, source.place(0), "this is not YAML", got=str(error))
     problem, mark = error.problem or "", error.problem_mark
@@ -83,15 +91,15 @@ def _syntax_finding(source: Source, error: yaml.YAMLError) -> Finding:
 
 
 class _Loader(Protocol):
-    """What is used of PyYAML's loader, which has no types of its own."""
+    """The methods of PyYAML's loader that are used here; PyYAML has no type annotations."""
 
     def check_event(self) -> bool: ...
     def get_event(self) -> yaml.Event: ...
     def get_mark(self) -> yaml.Mark: ...
 
 
-def _events(source: Source, loader: _Loader) -> Iterator[yaml.Event]:
-    """PyYAML's events for a text of the source, its faults as SpecError."""
+def _events(source: SourceText, loader: _Loader) -> Iterator[yaml.Event]:
+    """PyYAML's events. Its errors become SpecError."""
     try:
         while loader.check_event():
             yield loader.get_event()
@@ -99,14 +107,14 @@ def _events(source: Source, loader: _Loader) -> Iterator[yaml.Event]:
         raise SpecError([_syntax_finding(source, error)]) from None
     except (ValueError, OverflowError):  # PyYAML on "\U00110000", and on a %YAML version of 5,000 digits
         place = source.place(loader.get_mark().index)
-        raise fault(code.ESCAPE, place, "a number that is no character, or no version") from None
+        raise spec_error(code.ESCAPE, place, "a number that is no character, or no version") from None
 
 
 # Trees from events
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenCollection:
     """A collection whose end has not been read."""
 
     event: yaml.CollectionStartEvent
@@ -124,7 +132,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Anchor:
-    """A named node: tree, expanded nodes and height once its end has been read."""
+    """An anchored node; its tree, node count and height are set once its end has been read."""
 
     place: Place
     tree: Tree | None = None
@@ -135,13 +143,13 @@ class _Anchor:
 _PROPERTY = re.compile(r"(&[^\s,\[\]{}]+|!<[^>\s]*>|![^\s,\[\]{}]*)\s*")
 
 
-class _Builder:
+class _TreeBuilder:
     """Events -> tree, on a stack of its own. `findings` gathers faults that leave the structure readable."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceText) -> None:
         self.source = source
         self.findings: list[Finding] = []
-        self.stack: list[_Open] = []
+        self.stack: list[_OpenCollection] = []
         self.anchors: dict[str, _Anchor] = {}
         self.nodes = self.documents = 0
         self.root: Tree | None = None
@@ -173,19 +181,19 @@ class _Builder:
         self.documents += 1
         place = self.source.place(event.start_mark.index, event.end_mark.index)
         if place.text.startswith("%"):
-            raise fault(code.DIRECTIVE, place, "a directive", hint="remove the line that starts with '%'")
+            raise spec_error(code.DIRECTIVE, place, "a directive", hint="remove the line that starts with '%'")
         if self.documents > 1:
-            raise fault(code.DOCUMENTS, place, "a second document", expected="one document in a spec")
+            raise spec_error(code.DOCUMENTS, place, "a second document", expected="one document in a spec")
 
     def count(self, place: Place, nodes: int, height: int) -> None:
         self.nodes += nodes
         if self.nodes > MAX_NODES:
-            raise fault(code.CAP, place, f"more than {MAX_NODES} values, aliases expanded")
+            raise spec_error(code.CAP, place, f"more than {MAX_NODES} values, aliases expanded")
         if len(self.stack) + height > MAX_DEPTH:
-            raise fault(code.CAP, place, f"nested more than {MAX_DEPTH} deep")
+            raise spec_error(code.CAP, place, f"nested more than {MAX_DEPTH} deep")
 
     def begin(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, height: int) -> int:
-        """Count the node, report its tag, note its anchor; the index where its own text begins."""
+        """Counts the node, reports its tag and notes its anchor; returns the index where its own text begins."""
         start = index = event.start_mark.index
         while (event.anchor or event.tag) and (found := _PROPERTY.match(self.source.text, index)):
             if found[1].startswith("!"):
@@ -208,25 +216,25 @@ class _Builder:
         place = self.source.place(event.start_mark.index, event.end_mark.index)
         anchor = self.anchors.get(event.anchor)
         if anchor is None:
-            raise fault(code.ALIAS, place, "an alias of no anchor before it", got=event.anchor)
+            raise spec_error(code.ALIAS, place, "an alias of no anchor before it", got=event.anchor)
         if anchor.tree is None:
-            raise fault(code.ALIAS, place, "cyclic alias", others=[("it is part of this", anchor.place)])
+            raise spec_error(code.ALIAS, place, "cyclic alias", others=[("it is part of this", anchor.place)])
         if self.stack and self.stack[-1].wants_key:
-            raise fault(code.ALIAS, place, "an alias as a key", hint="write the key out")
+            raise spec_error(code.ALIAS, place, "an alias as a key", hint="write the key out")
         self.count(place, anchor.nodes, anchor.height)
         self.attach(anchor.tree, anchor.height)
 
     def scalar(self, event: yaml.ScalarEvent) -> None:
         start, end = self.begin(event, 0), event.end_mark.index
         place, text, quoted = self.source.place(start, end), self.source.text[start:end], bool(event.style)
-        value = event.value if quoted else resolve(event.value)
+        value = event.value if quoted else resolve_scalar(event.value)
         if bad := VALUE_REFUSED.search(event.value):
-            message = f"{character(bad.group())} in a text"
+            message = f"{character_name(bad.group())} in a text"
             self.report(code.CHARACTER, place, message, hint="of control characters, a text may hold newline and tab")
         if self.stack and self.stack[-1].wants_key:
             self.key(event, value, place)
             return
-        if isinstance(value, Wrong):
+        if isinstance(value, ScalarFault):
             if self.stack:  # a root is refused by parse
                 self.report(value.code, place, value.message, got=text, hint=value.hint)
             value = event.value
@@ -251,8 +259,10 @@ class _Builder:
     def open(self, event: yaml.CollectionStartEvent) -> None:
         start = self.begin(event, 1)
         if self.stack and self.stack[-1].wants_key:
-            raise fault(KEY_NOT_A_WORD, self.source.place(start), "a key must be a word", got="a list or a mapping")
-        self.stack.append(_Open(event, start, self.nodes - 1))
+            raise spec_error(
+                KEY_NOT_A_WORD, self.source.place(start), "a key must be a word", got="a list or a mapping"
+            )
+        self.stack.append(_OpenCollection(event, start, self.nodes - 1))
 
     def close(self, event: yaml.CollectionEndEvent) -> None:
         done = self.stack.pop()
@@ -276,9 +286,9 @@ class _Builder:
         top.entries.setdefault(name, Entry(place, tree))
 
 
-def _build(source: Source, text: str) -> Tree | None:
+def _build(source: SourceText, text: str) -> Tree | None:
     """The tree of the text's one document, None where there is no document."""
-    builder = _Builder(source)
+    builder = _TreeBuilder(source)
     faults: tuple[Finding, ...] = ()
     try:
         for event in _events(source, yaml.BaseLoader(text)):
@@ -297,34 +307,34 @@ def _build(source: Source, text: str) -> Tree | None:
 def parse(data: bytes | str, file: str) -> MappingNode:
     """The spec in this text. Raises SpecError, and nothing else, whatever the text."""
     source = source_of(data, file)
-    check_text(source)
+    check_characters(source)
     tree = _build(source, source.text)
     if tree is None or (isinstance(tree, ScalarNode) and not tree.text):
-        raise fault(code.EMPTY, source.place(0), "empty spec", expected="a mapping of keys to values")
+        raise spec_error(code.EMPTY, source.place(0), "empty spec", expected="a mapping of keys to values")
     if not isinstance(tree, MappingNode):
         got = "a list" if isinstance(tree, SequenceNode) else "a single value"
-        raise fault(code.NOT_A_MAPPING, tree.place, "a spec is a mapping", expected="key: value lines", got=got)
+        raise spec_error(code.NOT_A_MAPPING, tree.place, "a spec is a mapping", expected="key: value lines", got=got)
     return tree
 
 
-def source_of(data: bytes | str, file: str) -> Source:
-    """The text with its places. Raises SpecError where there is too much of it, or it is no UTF-8."""
+def source_of(data: bytes | str, file: str) -> SourceText:
+    """The text with its places. Raises SpecError for a text that is too long or not UTF-8."""
     if len(data) > MAX_BYTES:
-        raise fault(code.UNREADABLE, Place(file, 1, 1), f"larger than {MAX_BYTES} bytes", got=f"{len(data)} bytes")
+        raise spec_error(code.UNREADABLE, Place(file, 1, 1), f"larger than {MAX_BYTES} bytes", got=f"{len(data)} bytes")
     text = decode(data, file) if isinstance(data, bytes) else data.removeprefix("\ufeff")
-    return Source(file, text.replace("\r\n", "\n"))
+    return SourceText(file, text.replace("\r\n", "\n"))
 
 
-def read(path: Path | str) -> MappingNode:
+def read_tree(path: Path | str) -> MappingNode:
     """The spec in this file."""
     return parse(read_bytes(path), str(path))
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """What is in this file. The size is checked before anything is read."""
+    """The bytes of this file. Its size is checked before anything is read."""
 
     def refuse(message: str, got: str = "") -> SpecError:
-        return fault(code.UNREADABLE, Place(str(path), 1, 1), message, got=got)
+        return spec_error(code.UNREADABLE, Place(str(path), 1, 1), message, got=got)
 
     try:
         info = Path(path).stat()
@@ -343,38 +353,38 @@ def read_bytes(path: Path | str) -> bytes:
 
 
 def override(tree: MappingNode, assignment: str) -> MappingNode:
-    """A new tree with the value of "path=value", YAML flow style under the same rules, at its dotted path."""
-    at = Source("--set", assignment)
+    """A new tree with the value of "path=value" at its dotted path: YAML in flow style, under the same rules."""
+    at = SourceText("--set", assignment)
     newline = assignment.find("\n")
     if newline >= 0:
-        raise fault(code.ASSIGNMENT, at.place(newline), "a newline in an assignment", expected="one line")
-    check_text(at)
+        raise spec_error(code.ASSIGNMENT, at.place(newline), "a newline in an assignment", expected="one line")
+    check_characters(at)
     names, equals, value = assignment.partition("=")
     place = at.place(0, len(names))
     if not equals:
-        raise fault(code.ASSIGNMENT, place, "no '=' in the assignment", expected="path.to.key=value")
+        raise spec_error(code.ASSIGNMENT, place, "no '=' in the assignment", expected="path.to.key=value")
     if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", names) or names.count(".") >= MAX_DEPTH:
-        raise fault(code.ASSIGNMENT, place, "not a path of keys", expected="words joined by dots", got=names)
-    source = Source(f"--set '{assignment}'", assignment)
+        raise spec_error(code.ASSIGNMENT, place, "not a path of keys", expected="words joined by dots", got=names)
+    source = SourceText(f"--set '{assignment}'", assignment)
     steps = [(found.group(), source.place(*found.span())) for found in re.finditer(r"[^.]+", names)]
-    # Read inside brackets, so that only flow style is; all indices stay those of the assignment.
+    # Inside brackets only flow style is read. The spaces keep all indices those of the assignment.
     listed = _build(source, " " * len(names) + "[" + value + "\n]")
     if not isinstance(listed, SequenceNode) or len(listed.items) != 1:
         place = source.place(len(names) + 1, len(assignment))
-        raise fault(
+        raise spec_error(
             code.ASSIGNMENT, place, "not one value", expected="one value, a list in brackets", got=value.strip()
         )
-    return _with(tree, steps, listed.items[0])
+    return _set_at(tree, steps, listed.items[0])
 
 
-def _with(tree: Tree | None, path: list[tuple[str, Place]], value: Tree) -> MappingNode:
+def _set_at(tree: Tree | None, path: list[tuple[str, Place]], value: Tree) -> MappingNode:
     """The mapping with the value at the path; `none` and what is absent on the way become mappings."""
     (name, place), rest = path[0], path[1:]
     if tree is None or (isinstance(tree, ScalarNode) and tree.value == "none"):
         tree = MappingNode({}, place)
     if not isinstance(tree, MappingNode):
         message, hint = f"{name} cannot be set in a value that has no keys", "set the whole value"
-        raise fault(code.NO_KEYS_BELOW, place, message, hint=hint, others=[("it is written here", tree.place)])
+        raise spec_error(code.NO_KEYS_BELOW, place, message, hint=hint, others=[("it is written here", tree.place)])
     old = tree.entries.get(name)
-    new = _with(old.value if old else None, rest, value) if rest else value
+    new = _set_at(old.value if old else None, rest, value) if rest else value
     return MappingNode({**tree.entries, name: Entry(place, new)}, tree.place)

@@ -1,4 +1,4 @@
-"""Bytes to text to scalars: encodings, refused characters, and the YAML 1.2 core schema less what is read two ways."""
+"""Bytes to text to scalars: encodings, refused characters, and YAML 1.2's core schema without its ambiguous words."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NamedTuple
 from blockc.diagnostics import Code
 from blockc.diagnostics.reading import CHARACTER, ENCODING
 from blockc.diagnostics.words import NO_VALUE, ODD_NUMBER, OUT_OF_RANGE
-from blockc.source.tree import Place, fault
+from blockc.source.tree import Place, spec_error
 
 MAX_DIGITS = 30  # of an integer
 
 
-class Source:
-    """Text with the place of each index in it. Indices behind the end are at the end."""
+class SourceText:
+    """Text with the place of each index in it. An index after the end counts as the end."""
 
     def __init__(self, file: str, text: str) -> None:
         self.file, self.text = file, text
@@ -49,7 +49,7 @@ def decode(data: bytes, file: str) -> str:
     """Bytes of UTF-8, with or without its byte order mark, as text."""
     for mark, encoding in _BOMS:
         if data.startswith(mark):
-            raise fault(ENCODING, Place(file, 1, 1), f"the file is {encoding}", expected="UTF-8", got=encoding)
+            raise spec_error(ENCODING, Place(file, 1, 1), f"the file is {encoding}", expected="UTF-8", got=encoding)
     bad = data.find(0)
     code, message, got = CHARACTER, f"NUL byte at byte offset {bad}", ""
     hint = "a UTF-16 or binary file has such bytes"
@@ -60,18 +60,18 @@ def decode(data: bytes, file: str) -> str:
         bad = data.index(error.object[error.start :])  # "utf-8-sig" counts from behind the mark
         code, message, got = ENCODING, "the file is not UTF-8", f"byte 0x{data[bad]:02x} at byte offset {bad}"
         hint = "save it as UTF-8; it may be Latin-1 or Windows-1252"
-    source = Source(file, data.decode("utf-8-sig", "replace"))
+    source = SourceText(file, data.decode("utf-8-sig", "replace"))
     before = data[:bad].decode("utf-8-sig", "replace")
-    raise fault(code, source.place(len(before)), message, expected="UTF-8 text", got=got, hint=hint)
+    raise spec_error(code, source.place(len(before)), message, expected="UTF-8 text", got=got, hint=hint)
 
 
-def character(char: str) -> str:
+def character_name(char: str) -> str:
     names = {"\r": "carriage return", "\f": "form feed", "\x1b": "escape", "\ufeff": "byte order mark"}
     kind = "lone surrogate" if "\ud800" <= char <= "\udfff" else names.get(char, "control character")
     return f"{kind} U+{ord(char):04X}"
 
 
-def check_text(source: Source) -> None:
+def check_characters(source: SourceText) -> None:
     """Refuse characters that end lines for some readers only, act on a terminal, or are no characters."""
     bad = _RAW_REFUSED.search(source.text)
     if bad is None:
@@ -79,15 +79,15 @@ def check_text(source: Source) -> None:
     place, char = source.place(bad.start(), bad.end()), bad.group()
     if char == "\0":
         offset = len(source.text[: bad.start()].encode("utf-8", "surrogatepass"))
-        raise fault(CHARACTER, place, f"NUL byte at byte offset {offset}", expected="UTF-8 text")
-    raise fault(CHARACTER, place, f"{character(char)} in the text", hint="remove it")
+        raise spec_error(CHARACTER, place, f"NUL byte at byte offset {offset}", expected="UTF-8 text")
+    raise spec_error(CHARACTER, place, f"{character_name(char)} in the text", hint="remove it")
 
 
 # Scalars
 
 
-class Wrong(NamedTuple):
-    """What a plain scalar is refused for."""
+class ScalarFault(NamedTuple):
+    """Why a plain scalar is refused."""
 
     code: Code
     message: str
@@ -119,11 +119,11 @@ _REFUSED = (
         "write a number, or none to turn it off",
     ),
 )
-_REFUSALS = tuple((re.compile(pattern), Wrong(code, message, hint)) for pattern, code, message, hint in _REFUSED)
+_REFUSALS = tuple((re.compile(pattern), ScalarFault(code, message, hint)) for pattern, code, message, hint in _REFUSED)
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 
-def resolve(word: str) -> str | int | float | bool | Wrong:
+def resolve_scalar(word: str) -> str | int | float | bool | ScalarFault:
     """The value of a plain scalar under the YAML 1.2 core schema, or what is wrong with it."""
     for pattern, wrong in _REFUSALS:
         if pattern.fullmatch(word):
@@ -132,13 +132,13 @@ def resolve(word: str) -> str | int | float | bool | Wrong:
         return _BOOLEANS[word]
     if _INTEGER.fullmatch(word):
         if len(word.lstrip("+-")) > MAX_DIGITS:
-            return Wrong(OUT_OF_RANGE, f"an integer of more than {MAX_DIGITS} digits", "write less" + _TEXT_HINT)
+            return ScalarFault(OUT_OF_RANGE, f"an integer of more than {MAX_DIGITS} digits", "write less" + _TEXT_HINT)
         return int(word)
     if not _FLOAT.fullmatch(word):
         return word
     number = float(word)
     if math.isinf(number):
-        return Wrong(OUT_OF_RANGE, "a number too large for a float", "write a smaller one" + _TEXT_HINT)
+        return ScalarFault(OUT_OF_RANGE, "a number too large for a float", "write a smaller one" + _TEXT_HINT)
     if number == 0 and re.search("[1-9]", re.split("[eE]", word)[0]):
-        return Wrong(OUT_OF_RANGE, "a number too small for a float", "write 0 if zero is meant")
+        return ScalarFault(OUT_OF_RANGE, "a number too small for a float", "write 0 if zero is meant")
     return number

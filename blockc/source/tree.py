@@ -50,7 +50,9 @@ class Finding:
 
     def __repr__(self) -> str:
         at = self.place
-        return f"<Finding {self.code.name} at {inert(at.file)}:{at.line}:{at.column}: {inert(self.message)}>"
+        return (
+            f"<Finding {self.code.name} at {escape_text(at.file)}:{at.line}:{at.column}: {escape_text(self.message)}>"
+        )
 
     @property
     def severity(self) -> Severity:
@@ -69,11 +71,11 @@ class SpecError(BlockcError):
         return f"SpecError({self.findings[0]!r}{more})" if self.findings else "SpecError()"
 
     def __str__(self) -> str:
-        return "\n".join(render(each) for each in self.findings)
+        return "\n".join(render_finding(each) for each in self.findings)
 
 
-def every(function: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    """function(item) of each; where items are refused, one SpecError with all that is wrong, each fault once."""
+def map_all(function: Callable[[A], B], items: Iterable[A]) -> list[B]:
+    """function(item) of each item. Where items are refused, one SpecError holds all their findings, each once."""
     made: list[B] = []
     faults: dict[Finding, None] = {}
     for item in items:
@@ -133,26 +135,28 @@ def finding(
     hint: str = "",
     others: Iterable[tuple[str, Place]] = (),
 ) -> Finding:
-    """A finding at `place`; the parts that are absent are not rendered."""
+    """A finding at `place`; empty parts are not rendered."""
     return Finding(code, place, message, expected, got, hint, tuple(others))
 
 
-def fault(code: Code, place: Place, message: str, others: Iterable[tuple[str, Place]] = (), **parts: str) -> SpecError:
+def spec_error(
+    code: Code, place: Place, message: str, others: Iterable[tuple[str, Place]] = (), **parts: str
+) -> SpecError:
     return SpecError([finding(code, place, message, others=others, **parts)])
 
 
 # Trees
 
 
-def plain(tree: Tree) -> object:
+def to_plain(tree: Tree) -> object:
     """The tree as dict, list and scalars, without places."""
     match tree:
         case ScalarNode():
             return tree.value
         case SequenceNode():
-            return [plain(item) for item in tree.items]
+            return [to_plain(item) for item in tree.items]
         case MappingNode():
-            return {key: plain(entry.value) for key, entry in tree.entries.items()}
+            return {key: to_plain(entry.value) for key, entry in tree.entries.items()}
 
 
 def _walk(tree: Tree, path: tuple[str | int, ...]) -> Iterator[tuple[Place, Tree]]:
@@ -171,11 +175,11 @@ def _walk(tree: Tree, path: tuple[str | int, ...]) -> Iterator[tuple[Place, Tree
 
 
 def find(tree: Tree, path: tuple[str | int, ...]) -> Tree:
-    """The deepest tree on the path: the one it names, or the last that exists on the way there."""
+    """The tree at the path, or the last one that exists on the way there."""
     return list(_walk(tree, path))[-1][1]
 
 
-def at(tree: Tree, path: tuple[str, ...]) -> Tree | None:
+def tree_at(tree: Tree, path: tuple[str, ...]) -> Tree | None:
     """The tree at a path of keys, or None where there is none."""
     for step in path:
         if not isinstance(tree, MappingNode) or step not in tree.entries:
@@ -185,14 +189,14 @@ def at(tree: Tree, path: tuple[str, ...]) -> Tree | None:
 
 
 def key_place(tree: Tree, path: tuple[str | int, ...]) -> Place:
-    """The place of the key of the deepest step that exists; of the value where that is an item of a list."""
+    """The place of the key at the path, or of the last one on the way there; of a list's item, its own place."""
     return list(_walk(tree, path))[-1][0]
 
 
 def suggest(word: str, known: Iterable[str]) -> str | None:
     """The known word nearest to this one, for "did you mean", or None when none is near.
 
-    Whatever the case of letters; where none is near, the shortest that begins with it.
+    Case does not matter. Where none is near, the shortest known word that begins with it.
     """
     if len(word) > 100:  # nobody meant this, and the comparison is quadratic
         return None
@@ -206,23 +210,23 @@ def suggest(word: str, known: Iterable[str]) -> str | None:
 
 
 def _visible(char: str) -> str:
-    """The character, or its escape where a terminal would act on it, reorder by it, or not show it."""
+    """The character, or its escape where a terminal would act on it, reorder text by it, or not show it."""
     if unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
         return char
     return ascii(char)[1:-1]
 
 
-def inert(text: str, limit: int = FIELD_SHOWN) -> str:
-    """The text cut to a length, without what a terminal would act on."""
+def escape_text(text: str, limit: int = FIELD_SHOWN) -> str:
+    """The text cut to a length, with escapes for what a terminal would act on."""
     cut = text if len(text) <= limit else text[: limit - 3] + "..."
     return "".join(map(_visible, cut))
 
 
-def _shown_line(text: str) -> str:
+def _visible_line(text: str) -> str:
     return "".join("    " if char == "\t" else _visible(char) for char in text)
 
 
-def _columns(text: str) -> int:
+def _terminal_width(text: str) -> int:
     """Terminal columns: 2 for a wide character, 0 for a combining mark, else 1."""
     marks = sum(unicodedata.category(char) in ("Mn", "Me") for char in text)
     return len(text) - marks + sum(unicodedata.east_asian_width(char) in ("W", "F") for char in text)
@@ -235,14 +239,14 @@ def _excerpt(place: Place) -> tuple[str, str]:
         first = max(0, min(start - LINE_SHOWN // 2, last - LINE_SHOWN))
         last = first + LINE_SHOWN
     lead, tail = "..." if first else "", "..." if last < len(place.text) else ""
-    before = lead + _shown_line(place.text[first:start])
-    marked = _shown_line(place.text[start : min(start + place.width, last)])
-    carets = " " * _columns(before) + "^" * max(1, _columns(marked))
-    return lead + _shown_line(place.text[first:last]) + tail, carets
+    before = lead + _visible_line(place.text[first:start])
+    marked = _visible_line(place.text[start : min(start + place.width, last)])
+    carets = " " * _terminal_width(before) + "^" * max(1, _terminal_width(marked))
+    return lead + _visible_line(place.text[first:last]) + tail, carets
 
 
-def render(finding: Finding, root: Path | str | None = None) -> str:
-    """The finding as text: place, message and code, the line with carets, then what is known of it.
+def render_finding(finding: Finding, root: Path | str | None = None) -> str:
+    """The finding as text: place, message and code, the line with carets, then expected, got, hint and other places.
 
     No control character of the input comes through. Files under `root` are named from there.
     """
@@ -251,16 +255,16 @@ def render(finding: Finding, root: Path | str | None = None) -> str:
         file = place.file
         if root is not None and Path(file).is_relative_to(root):
             file = str(Path(file).relative_to(root))
-        return f"{inert(file)}:{place.line}:{place.column}"
+        return f"{escape_text(file)}:{place.line}:{place.column}"
 
     place = finding.place
     kind = "" if finding.severity == "error" else f"{finding.severity}: "
-    lines = [f"{at(place)}: {kind}{inert(finding.message)} [{finding.code.name}]"]
+    lines = [f"{at(place)}: {kind}{escape_text(finding.message)} [{finding.code.name}]"]
     if place.text:
         text, carets = _excerpt(place)
         gutter = " " * len(str(place.line))
         lines += [f"  {place.line} | {text}".rstrip(), f"  {gutter} | {carets}"]
     parts = (("expected", finding.expected), ("got", finding.got), ("hint", finding.hint))
-    lines += [f"  {label}: {inert(text)}" for label, text in parts if text]
-    lines += [f"  {at(other)}: {inert(label)}" for label, other in finding.others]
+    lines += [f"  {label}: {escape_text(text)}" for label, text in parts if text]
+    lines += [f"  {at(other)}: {escape_text(label)}" for label, other in finding.others]
     return "\n".join(lines)

@@ -19,8 +19,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from blockc.basics.errors import CheckpointError, listed, shown
-from blockc.basics.jsonfile import json_object
+from blockc.basics.errors import CheckpointError, escape, shorten
+from blockc.basics.jsonfile import read_json_object
 from blockc.ir import Array
 from blockc.weights.rules import Rule, Rules, split_tensor
 from blockc.weights.safetensors import StoredTensor, locate_in_files
@@ -101,7 +101,7 @@ def open_adapter(folder: Path) -> Adapter:
         if not (folder / name).is_file():
             other = " (pickled weights, .bin, are never opened)" if (folder / "adapter_model.bin").exists() else ""
             raise CheckpointError(f"{folder}: not a LoRA adapter as PEFT saves it, for it has no {name}{other}")
-    config = json_object(folder / CONFIG)
+    config = read_json_object(folder / CONFIG)
     tensors, _ = locate_in_files([folder / TENSORS])
     faults = [*_check_config(config), *_check_pairs(tensors)]
     if faults:
@@ -144,7 +144,7 @@ def _describe_misfit(rules: Rules, product: LowRank, rule: Rule | None) -> str:
     if rule is None:
         if any(f"{product.module}.weight".endswith(name) for name in rules.patterns.tied):
             return f"{product.module} shares its matrix with the embedding, which would change too"
-        return f"the model has no module {shown(product.module)}"
+        return f"the model has no module {escape(product.module)}"
     if product.embedding and rules.patterns.tied:
         return f"{product.module} shares its matrix with the head, which would change too"
     if rule.joined != product.shape:
@@ -156,30 +156,30 @@ def _describe_misfit(rules: Rules, product: LowRank, rule: Rule | None) -> str:
 
 def _check_config(config: Mapping[str, Any]) -> Iterator[str]:
     if config.get("peft_type") != "LORA":
-        yield f"peft_type is {shown(config.get('peft_type'))}, and LORA alone is merged"
+        yield f"peft_type is {escape(config.get('peft_type'))}, and LORA alone is merged"
     for key, value in config.items():
         if key in _READ or key in _WITHOUT_EFFECT or not value or (key, value) == ("bias", "none"):
             continue
-        of = f" of {', '.join(map(shown, cast(list[Any], value)))}" if isinstance(value, list) else ""
-        yield f"{shown(key)}{of}: {_REFUSED.get(key, 'its effect is not known, so it is not ignored')}"
+        of = f" of {', '.join(map(escape, cast(list[Any], value)))}" if isinstance(value, list) else ""
+        yield f"{escape(key)}{of}: {_REFUSED.get(key, 'its effect is not known, so it is not ignored')}"
     for key in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(key) or {}
         for pattern in patterns if isinstance(patterns, dict) else [patterns]:
             if not re.fullmatch(r"\^?(?:[A-Za-z0-9_.]|\\\.)+\$?", str(pattern)):
-                yield f"{key} {shown(pattern)}: expected a name of modules, not another pattern"
+                yield f"{key} {escape(pattern)}: expected a name of modules, not another pattern"
     if (initial := config.get("init_lora_weights", True)) not in _INITIAL:
-        yield f"init_lora_weights {shown(initial)}: it needs weights other than the model's own"
+        yield f"init_lora_weights {escape(initial)}: it needs weights other than the model's own"
 
 
 def _check_pairs(tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
     pairs: dict[str, set[str]] = {}
     for name in tensors:
         if (parts := _PAIR.fullmatch(name)) is None:
-            yield f"tensor {shown(name)}: neither lora_A nor lora_B"
+            yield f"tensor {escape(name)}: neither lora_A nor lora_B"
         else:
             pairs.setdefault(parts["module"], set()).add(parts["side"] or "base")
     for module, sides in pairs.items():
-        yield from (f"{shown(module)} has no lora_{side}" for side in sorted({"A", "B"} - sides))
+        yield from (f"{escape(module)} has no lora_{side}" for side in sorted({"A", "B"} - sides))
 
 
 def _read_products(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> tuple[list[LowRank], list[str]]:
@@ -196,11 +196,11 @@ def _read_products(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor
         a, b = pair["A"], pair["B"]
         rank, alpha = _value_for_module(config, "r", module, 8), _value_for_module(config, "lora_alpha", module, 8)
         if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == rank:
-            faults.append(f"{shown(module)}: A {a.shape} and B {b.shape} are no product of rank {shown(rank)}")
+            faults.append(f"{escape(module)}: A {a.shape} and B {b.shape} are no product of rank {escape(rank)}")
         elif a.dtype.kind != "f" or b.dtype.kind != "f":
-            faults.append(f"{shown(module)}: {a.word} and {b.word}, expected floating-point numbers")
+            faults.append(f"{escape(module)}: {a.word} and {b.word}, expected floating-point numbers")
         elif isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-            faults.append(f"{shown(module)}: lora_alpha {shown(alpha)} is no number")
+            faults.append(f"{escape(module)}: lora_alpha {escape(alpha)} is no number")
         else:
             over = math.sqrt(rank) if config.get("use_rslora") else rank
             products.append(LowRank(module, a, b, alpha / over, module in embeddings, pair.get("base")))
@@ -223,8 +223,8 @@ def _check_targets(config: Mapping[str, Any], products: Sequence[LowRank]) -> It
     named = config.get("target_modules")
     for name in cast(list[Any], named) if isinstance(named, list) else ():
         if not any(product.module == name or product.module.endswith(f".{name}") for product in products):
-            yield f"target module {shown(name)}: the adapter has no tensor for it"
+            yield f"target module {escape(name)}: the adapter has no tensor for it"
 
 
 def _adapter_error(folder: Path, faults: Sequence[str]) -> CheckpointError:
-    return CheckpointError("\n  ".join([f"{folder}: this adapter cannot be merged:", *listed(faults)]))
+    return CheckpointError("\n  ".join([f"{folder}: this adapter cannot be merged:", *shorten(faults)]))

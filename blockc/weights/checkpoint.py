@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from blockc.basics.errors import CheckpointError, listed, shown
-from blockc.importing.unlike import NOTHING, Told, told, unlike
+from blockc.basics.errors import CheckpointError, escape, shorten
+from blockc.importing.unlike import NOTHING, ConfigBeside, compare_config, read_config_beside
 from blockc.ir import Array, Function
-from blockc.layouts import Layout, gguf_layout
+from blockc.layouts import Layout, load_gguf_layout
 from blockc.weights.companions import read_companions, with_config
 from blockc.weights.safetensors import FileFacts, Shape, locate_in_files, locate_tensors
 
@@ -47,19 +47,19 @@ class Checkpoint:
     layout: Layout | None = None
     companions: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     companion_notes: tuple[str, ...] = ()
-    config: Told = NOTHING
+    config: ConfigBeside = NOTHING
     metadata: Metadata | None = None
 
     def find_misfits(self, function: Function, context: int | None = None) -> list[str]:
         """A line for each figure of the checkpoint that differs from the graph."""
         of_metadata = self.metadata.find_misfits(function, context) if self.metadata else []
-        return [*unlike(self.config, function, context), *of_metadata]
+        return [*compare_config(self.config, function, context), *of_metadata]
 
     @property
     def notes(self) -> list[str]:
         """Notes for the user: what was added to the companions, and which keys are unknown."""
         unknown = self.metadata.unknown if self.metadata else []
-        strange = [f"not compared, because they are unknown: {', '.join(listed(unknown))}"] if unknown else []
+        strange = [f"not compared, because they are unknown: {', '.join(shorten(unknown))}"] if unknown else []
         return [*self.companion_notes, *self.config.notes, *strange]
 
 
@@ -75,10 +75,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
         read = gguf.read_gguf(file)
         kept = {**read.companions(), **beside}
-        return Checkpoint(folder, read.tensors, (), gguf_layout(read.architecture), kept, metadata=read.metadata)
+        return Checkpoint(folder, read.tensors, (), load_gguf_layout(read.architecture), kept, metadata=read.metadata)
     tensors, files = locate_tensors(path)
     beside, added = with_config(folder, beside)
-    return Checkpoint(folder, tensors, tuple(files), None, beside, added, told(folder / "config.json"))
+    return Checkpoint(folder, tensors, tuple(files), None, beside, added, read_config_beside(folder / "config.json"))
 
 
 def has_weights(folder: Path) -> bool:
@@ -98,7 +98,7 @@ def _gguf_file(path: Path) -> Path | None:
         return None
     found = gguf.find_models(path)
     if len(found) > 1:
-        names = listed([shown(each.name) for each in found])
+        names = shorten([escape(each.name) for each in found])
         raise CheckpointError("\n  ".join([f"{path} holds several GGUF files: name one of them", *names]))
     return found[0] if found else None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blockc.basics.errors import CheckpointError
-from blockc.basics.jsonfile import FileError, bounded, json_object, parsed, reason, written
+from blockc.basics.jsonfile import FileError, dump_json, parse_json_object, read_bounded, read_json_object, reason_of
 from blockc.weights.special import CONFIG, GENERATION, TOKENIZER, TOKENS, SpecialError, complete_generation
 
 COMPANIONS = ("tokenizer.json", TOKENIZER, TOKENS, GENERATION, "chat_template.jinja")
@@ -28,21 +28,21 @@ def with_config(folder: Path, held: dict[str, bytes]) -> tuple[dict[str, bytes],
 
     Raises CheckpointError, also where one of the two files names an eos token that the model does not have.
     """
-    generation = parsed(held[GENERATION], str(folder / GENERATION)) if GENERATION in held else {}
+    generation = parse_json_object(held[GENERATION], str(folder / GENERATION)) if GENERATION in held else {}
     try:
         made, told = complete_generation(generation, _read_config(folder / CONFIG), folder)
     except SpecialError as error:
         raise CheckpointError(str(error)) from None
-    return (held if made is None else {**held, GENERATION: written(made)}), told
+    return (held if made is None else {**held, GENERATION: dump_json(made)}), told
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        return json_object(path)
+        return read_json_object(path)
     except FileNotFoundError:
         return {}
     except (FileError, OSError) as error:
-        raise CheckpointError(reason(path, error)) from None
+        raise CheckpointError(reason_of(path, error)) from None
 
 
 def _read_companion(folder: Path, name: str) -> bytes | None:
@@ -50,9 +50,9 @@ def _read_companion(folder: Path, name: str) -> bytes | None:
     if path.is_symlink():
         _refuse_link_out(path)
     try:
-        data = bounded(path, MAX_COMPANION)
+        data = read_bounded(path, MAX_COMPANION)
         if path.suffix == ".json":
-            parsed(data, str(path))
+            parse_json_object(data, str(path))
         else:
             data.decode()
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def _read_companion(folder: Path, name: str) -> bytes | None:
     except UnicodeDecodeError:
         raise CheckpointError(f"{path}: not a text in UTF-8") from None
     except (FileError, OSError) as error:
-        raise CheckpointError(reason(path, error)) from None
+        raise CheckpointError(reason_of(path, error)) from None
     return data
 
 

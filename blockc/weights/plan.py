@@ -24,12 +24,12 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 
-from blockc.basics.errors import CheckpointError, listed
-from blockc.basics.floats import FLOATS, INTEGERS, Dtype, float_of, stored_as
-from blockc.basics.progress import Progress, silent
-from blockc.ir import Array, Function, Param, parameters
-from blockc.ir.derive import Derivations, Join, Passed
-from blockc.layouts import Item, Layout, layout
+from blockc.basics.errors import CheckpointError, shorten
+from blockc.basics.floats import FLOATS, INTEGERS, FloatType, float_of, format_of
+from blockc.basics.progress import Progress, no_progress
+from blockc.ir import Array, Function, Param, parameters_of
+from blockc.ir.derive import Derivations, Join, PassResult
+from blockc.layouts import Item, Layout, load_layout
 from blockc.weights.adapter import Adapter, Delta, deltas_of
 from blockc.weights.checkpoint import Checkpoint, Tensor
 from blockc.weights.rules import (
@@ -98,8 +98,8 @@ class WeightPlan:
     sources: Mapping[str, ParameterSource]
     checkpoint: Checkpoint
     mode: Mode
-    dtype: Dtype
-    result: Passed
+    dtype: FloatType
+    result: PassResult
     notes: tuple[str, ...] = ()
     copied: frozenset[str] = frozenset()  # packed although they could be linked
 
@@ -131,13 +131,13 @@ class WeightPlan:
         return self.checkpoint.files if self.mode == "link" else ()
 
 
-def place_packed(params: Mapping[str, Param], dtype: Dtype, made: Passed) -> dict[str, Reference]:
+def place_packed(params: Mapping[str, Param], dtype: FloatType, made: PassResult) -> dict[str, Reference]:
     """Places parameters in the data file, each at the start of a page; the parts of a join follow one another closely.
 
     `params` are the model's own parameters to pack; those that the graph does not read are left out. Computed
     parameters come last.
     """
-    held, laid, unread = parameters(made.function), _parts_of_joins(made), _find_unread(made)
+    held, laid, unread = parameters_of(made.function), _parts_of_joins(made), _find_unread(made)
     leads = {parts[0]: parts for parts in laid.values()}
     inner = {path for parts in laid.values() for path in parts[1:]}
     left_out = {*inner, *unread, *made.derived}
@@ -147,7 +147,7 @@ def place_packed(params: Mapping[str, Param], dtype: Dtype, made: Passed) -> dic
     end = 0
     for run in (*runs, *((path,) for path in made.derived if path not in laid)):
         for path in run:
-            shape, number = sizes[path].shape, stored_as(sizes[path].dtype, dtype)
+            shape, number = sizes[path].shape, format_of(sizes[path].dtype, dtype)
             length = math.prod(shape) * number.bytes
             placed[path] = Reference(DATA, end, length, number.safetensors, shape)
             end += length
@@ -155,7 +155,7 @@ def place_packed(params: Mapping[str, Param], dtype: Dtype, made: Passed) -> dic
     return placed
 
 
-def place_joined(placed: Mapping[str, Reference], made: Passed) -> dict[str, Reference]:
+def place_joined(placed: Mapping[str, Reference], made: PassResult) -> dict[str, Reference]:
     """The bytes of each joined parameter: those of its parts, which follow one another."""
     into: dict[str, Reference] = {}
     for path, parts in _parts_of_joins(made).items():
@@ -165,7 +165,7 @@ def place_joined(placed: Mapping[str, Reference], made: Passed) -> dict[str, Ref
     return into
 
 
-def _parts_of_joins(made: Passed) -> dict[str, tuple[str, ...]]:
+def _parts_of_joins(made: PassResult) -> dict[str, tuple[str, ...]]:
     """The parts of each join that can be written side by side; all other joins are computed.
 
     A part is written once and under its own name, so it belongs to one join only and is not derived itself.
@@ -173,7 +173,7 @@ def _parts_of_joins(made: Passed) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
     for path, derivation in made.derived.items():
-        parts = derivation.lies if isinstance(derivation, Join) else ()
+        parts = derivation.byte_sources if isinstance(derivation, Join) else ()
         apart = taken.isdisjoint(parts) and made.derived.keys().isdisjoint(parts)
         if parts and apart and len(set(parts)) == len(parts):
             found[path] = parts
@@ -181,11 +181,11 @@ def _parts_of_joins(made: Passed) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _find_unread(made: Passed) -> set[str]:
+def _find_unread(made: PassResult) -> set[str]:
     """The model's own parameters that are read only to compute derived ones."""
     laid = _parts_of_joins(made)
     computed: Derivations = {path: each for path, each in made.derived.items() if path not in laid}
-    kept = {path for path in parameters(made.function) if path not in made.derived}
+    kept = {path for path in parameters_of(made.function) if path not in made.derived}
     kept.update(part for parts in laid.values() for part in parts)
     return {leaf for each in computed.values() for leaf in each.leaves if leaf not in kept}
 
@@ -195,7 +195,7 @@ def plan_weights(
     checkpoint: Checkpoint,
     family: str | None,
     mode: Mode | None,
-    dtype: Dtype,
+    dtype: FloatType,
     context: int | None = None,
     adapters: Sequence[Adapter] = (),
 ) -> WeightPlan:
@@ -209,7 +209,7 @@ def plan_weights(
     mostly in another float type are packed too: a cast at load would hold them twice and take time at every load.
     Whatever an adapter changes is always packed.
     """
-    chosen = checkpoint.layout or (layout(family) if family else _own_layout(function))
+    chosen = checkpoint.layout or (load_layout(family) if family else _own_layout(function))
     match = match_tensors(rules(chosen, function, group_sizes(function)), checkpoint.tensors)
     found = {
         target: ParameterSource(name, checkpoint.tensors[name], rule, part)
@@ -221,7 +221,7 @@ def plan_weights(
     if faults := [*checkpoint.find_misfits(function, context), *match.faults, *unlike]:
         raise misfit_error(faults)
     added = _deltas_by_path(function, family, adapters)
-    params = parameters(function)
+    params = parameters_of(function)
     sources = {path: _add_deltas(found[path], added.get(path, ())) for path in params}
     notes = [*checkpoint.notes, *_note_dropped(match.dropped, checkpoint)]
     notes += [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
@@ -229,7 +229,7 @@ def plan_weights(
         mode, notes = "pack", [*notes, "encoded weights cannot be linked: packed"]
     if mode is None and (stranger := _find_foreign_type(sources.values(), dtype)):
         mode, notes = "pack", [*notes, f"the checkpoint is in {stranger}, and the model computes in {dtype}: packed"]
-    return WeightPlan(params, sources, checkpoint, mode or "link", dtype, Passed(function), tuple(notes))
+    return WeightPlan(params, sources, checkpoint, mode or "link", dtype, PassResult(function), tuple(notes))
 
 
 def _note_dropped(dropped: Mapping[str, str], checkpoint: Checkpoint) -> list[str]:
@@ -245,7 +245,7 @@ def _size_of(tensor: Tensor) -> int:
     return tensor.length if isinstance(tensor, StoredTensor) else math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
-def _find_foreign_type(sources: Iterable[ParameterSource], dtype: Dtype) -> str:
+def _find_foreign_type(sources: Iterable[ParameterSource], dtype: FloatType) -> str:
     """The float type of most bytes that can be linked, if it is not the model's; else an empty string."""
     sizes: Counter[str] = Counter()
     for source in sources:
@@ -263,7 +263,7 @@ def _deltas_by_path(
         return {}
     if family is None:
         raise CheckpointError("an adapter names modules of transformers, and the spec names no checkpoint layout")
-    return deltas_of(rules(layout(family), function, group_sizes(function)), adapters)
+    return deltas_of(rules(load_layout(family), function, group_sizes(function)), adapters)
 
 
 def _add_deltas(source: ParameterSource, added: tuple[Delta, ...]) -> ParameterSource:
@@ -275,7 +275,7 @@ def _add_deltas(source: ParameterSource, added: tuple[Delta, ...]) -> ParameterS
 
 
 def _own_layout(function: Function) -> Layout:
-    return Layout("own", tuple(Item(path, (path,)) for path in parameters(function)), {}, {}, ())
+    return Layout("own", tuple(Item(path, (path,)) for path in parameters_of(function)), {}, {}, ())
 
 
 def _compare_ties(
@@ -322,7 +322,7 @@ class DataFile:
 
 
 def write_data(
-    plan: WeightPlan, path: Path, digests: dict[str, str] | None = None, progress: Progress = silent
+    plan: WeightPlan, path: Path, digests: dict[str, str] | None = None, progress: Progress = no_progress
 ) -> DataFile | None:
     """Reads every parameter once, and writes packed ones to the data file at `path`; None where none is packed.
 
@@ -342,7 +342,7 @@ def write_data(
                 digests[name] = digest
     written = _write_packed(plan, path, bad, progress) if plan.packed else None
     if bad:
-        raise CheckpointError("\n  ".join(["the checkpoint's numbers are not usable:", *listed([*bad.values()])]))
+        raise CheckpointError("\n  ".join(["the checkpoint's numbers are not usable:", *shorten([*bad.values()])]))
     return written
 
 
@@ -363,8 +363,8 @@ def _write_packed(plan: WeightPlan, path: Path, bad: dict[str, str], progress: P
         for param, reference in plan.packed.items():
             data.put(bytes(reference.offset - data.end))
             if param in plan.result.derived:
-                name, dtype = param, parameters(plan.result.function)[param].dtype
-                pieces = iter([plan.result.derived[param].of(partial(_read_source, plan.sources, bad=bad))])
+                name, dtype = param, parameters_of(plan.result.function)[param].dtype
+                pieces = iter([plan.result.derived[param].evaluate(partial(_read_source, plan.sources, bad=bad))])
             else:
                 name, dtype = plan.sources[param].name, plan.params[param].dtype
                 pieces = _read_pieces(plan.sources[param], plan.dtype)
@@ -385,14 +385,14 @@ def _read_source(sources: Mapping[str, ParameterSource], path: str, bad: dict[st
     return whole
 
 
-def _convert(piece: Array, dtype: str, own: Dtype) -> Array:
+def _convert(piece: Array, dtype: str, own: FloatType) -> Array:
     """Numbers of a graph's dtype as stored in a model whose float type is `own`."""
     if dtype in INTEGERS:
         return np.ascontiguousarray(piece, INTEGERS[dtype].numpy)
     return narrow(piece, float_of(dtype, own))
 
 
-def _read_pieces(source: ParameterSource, dtype: Dtype) -> Iterator[Array]:
+def _read_pieces(source: ParameterSource, dtype: FloatType) -> Iterator[Array]:
     """The pieces to write. Bytes that need no change are read into buffers that are reused once `_Ahead` is done."""
     stored, own = source.linkable, FLOATS[dtype]
     if stored is not None and stored.word == own.safetensors and not own.as_bits:
@@ -438,7 +438,7 @@ class _Ahead:
             done += self.file.write(view[done:])
 
 
-def _check_range(name: str, peak: float, dtype: Dtype, bad: dict[str, str]) -> None:
+def _check_range(name: str, peak: float, dtype: FloatType, bad: dict[str, str]) -> None:
     if not math.isfinite(peak):
         bad[name] = f"not finite: {name} holds NaN or Inf"
     elif peak > FLOATS[dtype].largest:
@@ -462,7 +462,7 @@ def _largest_bits(flat: Array) -> int:
     return max(int(flat.view(f"i{size}").max()), int(flat.view(f"u{size}").max()) & below)
 
 
-def narrow(piece: Array, dtype: Dtype) -> Array:
+def narrow(piece: Array, dtype: FloatType) -> Array:
     """Casts to the float type, rounding to nearest even; bf16 comes as its bits. Larger numbers become Inf."""
     with np.errstate(over="ignore"):
         if dtype != "bf16":

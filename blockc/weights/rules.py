@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from blockc.basics.errors import CheckpointError, listed, shown
+from blockc.basics.errors import CheckpointError, escape, shorten
 from blockc.basics.floats import INTEGERS
-from blockc.ir import Array, Dtype, Function, Param, called, functions, layers, parameters
+from blockc.ir import Array, Dtype, Function, Param, callee_of, functions_of, layers_of, parameters_of
 from blockc.layouts import Item, Layout, LayoutError
-from blockc.layouts.wrapper import Spelling, wrapper
+from blockc.layouts.wrapper import Spelling, load_wrapper
 from blockc.ops import Attention, Rotary, RotaryInterleaved
 
 Shape = tuple[int, ...]
@@ -58,7 +58,7 @@ class Patterns:
     def spellings(self) -> tuple[Spelling, ...]:
         """How files may spell the names: with each prefix instead of the first, or as part of a larger model."""
         own = tuple(Spelling(self.prefixes[0], prefix) for prefix in self.prefixes) or (Spelling(),)
-        return (*own, *wrapper().spellings)
+        return (*own, *load_wrapper().spellings)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Rules:
 def group_sizes(function: Function) -> dict[str, int]:
     """heads, kv_heads and head_dim; each only if all attentions of the function agree on it."""
     found: dict[str, set[int | None]] = {}
-    for inner in functions(function):
+    for inner in functions_of(function):
         for n in inner.nodes:
             if isinstance(n.op, Attention):
                 sizes = {"heads": n.op.heads, "kv_heads": n.op.kv_heads, "head_dim": n.inputs[0].type.shape[-1].value}
@@ -130,7 +130,7 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
     An item holds where its parameters exist. `sizes` come from `group_sizes`. Layers that share one function are
     checked once.
     """
-    params = parameters(function)
+    params = parameters_of(function)
     alike = _group_layers(function)
     neighbours = _rope_pairings(function)
     held: list[Pattern] = []
@@ -162,15 +162,15 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
     tied = {name: target for name, target in layout.tied.items() if name not in names}
     faults.extend(f"{name} is tied to {to}, which is no parameter" for name, to in tied.items() if to not in params)
     if faults:
-        raise LayoutError("\n  ".join([f"the layout {layout.name} does not fit:", *listed(faults)]))
+        raise LayoutError("\n  ".join([f"the layout {layout.name} does not fit:", *shorten(faults)]))
     return Patterns(tuple(held), tied, layout.ignored, layout.prefixes)
 
 
 def _group_layers(function: Function) -> dict[int, list[int]]:
     """Layers by function: the numbers of the layers that share one, by the first of them."""
     found: dict[Function, list[int]] = {}
-    for i, call in enumerate(layers(function)):
-        found.setdefault(called(call), []).append(i)
+    for i, call in enumerate(layers_of(function)):
+        found.setdefault(callee_of(call), []).append(i)
     return {alike[0]: alike for alike in found.values()}
 
 
@@ -183,7 +183,7 @@ def _find_offset(item: Item, spots: list[int], params: Mapping[str, Param]) -> t
 
 def _rope_pairings(function: Function) -> set[bool]:
     """For each rotation, whether rope pairs neighbours; if so, rows that a file has interleaved stay in place."""
-    ops = (n.op for inner in functions(function) for n in inner.nodes)
+    ops = (n.op for inner in functions_of(function) for n in inner.nodes)
     return {isinstance(op, RotaryInterleaved) for op in ops if isinstance(op, Rotary)}
 
 
@@ -217,7 +217,7 @@ def _count_groups(
 
 def rules(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Rules:
     """Expands the layout: every parameter is in exactly one rule. Raises LayoutError as `patterns` does."""
-    params, held = parameters(function), patterns(layout, function, sizes)
+    params, held = parameters_of(function), patterns(layout, function, sizes)
     made: list[Rule] = []
     for p in held:
         for i in p.layers or (0,):
@@ -233,7 +233,7 @@ def pack(rules: Rules, params: Mapping[str, Array]) -> dict[str, Array]:
     """Turns parameters by path into the file's tensors by name: the inverse of `unpack`. Raises CheckpointError."""
     wanted = {to: (shape, rule.dtype) for rule in rules for to, shape in zip(rule.targets, rule.shapes, strict=True)}
     if faults := [*_find_misfits(wanted, params), *_extra_faults(name for name in params if name not in wanted)]:
-        raise CheckpointError("\n  ".join(["the parameters do not fit the layout:", *listed(faults)]))
+        raise CheckpointError("\n  ".join(["the parameters do not fit the layout:", *shorten(faults)]))
     return {rule.name: _join(rule, [params[target] for target in rule.targets]) for rule in rules}
 
 
@@ -309,7 +309,7 @@ def match_tensors(rules: Rules, tensors: Mapping[str, Shaped]) -> Match:
     named = _rename_tied({spelled(rule.name): rule for rule in rules}, tied, tensors)
     wanted = {name: (rule.shape, rule.dtype) for name, rule in named.items()}
     left = list(_find_unmatched(tensors, {*named, *tied}, held, spelled))
-    dropped = wrapper().dropped(left) if spelled.wrapped else {}
+    dropped = load_wrapper().towers_of(left) if spelled.wrapped else {}
     faults = [*_find_misfits(wanted, tensors), *_extra_faults(name for name in left if name not in dropped)]
     ties = {name: target for name, target in tied.items() if name in tensors and name not in named}
     return Match(named, ties, tuple(faults), dropped)
@@ -333,7 +333,7 @@ def misfit_error(faults: Iterable[str]) -> CheckpointError:
     kinds: dict[str, list[str]] = {}
     for fault in faults:
         kinds.setdefault(fault.partition(":")[0], []).append(fault)
-    lines = (line for kind in kinds.values() for line in listed(kind))
+    lines = (line for kind in kinds.values() for line in shorten(kind))
     return CheckpointError("\n  ".join(["the checkpoint does not fit the spec:", *lines]))
 
 
@@ -373,7 +373,7 @@ def _find_misfits(wanted: Mapping[str, tuple[Shape, str]], got: Mapping[str, Sha
 
 
 def _extra_faults(names: Iterable[str]) -> Iterator[str]:
-    return (f"extra: {shown(name)}" for name in names)
+    return (f"extra: {escape(name)}" for name in names)
 
 
 def random_parameters(function: Function, seed: int) -> dict[str, Array]:
@@ -382,7 +382,7 @@ def random_parameters(function: Function, seed: int) -> dict[str, Array]:
     They are float32 numbers in float64 arrays, so that every backend reads the same. They depend only on the path and
     the seed; NumPy promises that RandomState's stream does not change.
     """
-    return {path: _draw(param, zlib.crc32(path.encode()) ^ seed) for path, param in parameters(function).items()}
+    return {path: _draw(param, zlib.crc32(path.encode()) ^ seed) for path, param in parameters_of(function).items()}
 
 
 def _draw(param: Param, seed: int) -> Array:

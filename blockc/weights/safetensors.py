@@ -19,9 +19,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from blockc.basics.errors import CheckpointError, listed, shown
+from blockc.basics.errors import CheckpointError, escape, shorten
 from blockc.basics.floats import FLOATS
-from blockc.basics.jsonfile import FileError, bounded, parsed, reason
+from blockc.basics.jsonfile import FileError, parse_json_object, read_bounded, reason_of
 from blockc.ir import Array
 
 Shape = tuple[int, ...]
@@ -160,24 +160,24 @@ def locate_in_files(paths: Iterable[Path]) -> tuple[dict[str, StoredTensor], lis
         facts, found = _read_header(path)
         files.append(facts)
         if twice := tensors.keys() & found.keys():
-            raise CheckpointError(f"{path}: tensor {shown(min(twice))} is in another file too")
+            raise CheckpointError(f"{path}: tensor {escape(min(twice))} is in another file too")
         tensors |= found
     return tensors, files
 
 
 def _locate_in_shards(index: Path) -> tuple[dict[str, StoredTensor], list[FileFacts]]:
     try:
-        data = bounded(index, MAX_HEADER)
+        data = read_bounded(index, MAX_HEADER)
     except FileNotFoundError:
         raise CheckpointError(f"{index.parent} holds neither model.safetensors nor {index.name}") from None
     except (FileError, OSError) as error:
-        raise CheckpointError(reason(index, error)) from None
+        raise CheckpointError(reason_of(index, error)) from None
     shards = _as_object(_parse_json(data, str(index)).get("weight_map"))
     if not shards:
         raise CheckpointError(f"{index}: has no weight_map, which names a .safetensors file beside it for each tensor")
     for name, file in shards.items():
         if not isinstance(file, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+\.safetensors", file):
-            what = f"tensor {shown(name)} has {shown(json.dumps(file))}"
+            what = f"tensor {escape(name)} has {escape(json.dumps(file))}"
             raise CheckpointError(f"{index}: weight_map names a .safetensors file beside it for each tensor; {what}")
     tensors: dict[str, StoredTensor] = {}
     files: list[FileFacts] = []
@@ -185,10 +185,10 @@ def _locate_in_shards(index: Path) -> tuple[dict[str, StoredTensor], list[FileFa
         facts, found = _read_header(index.parent / shard)
         files.append(facts)
         if stray := [name for name in found if shards.get(name) != shard]:
-            raise CheckpointError(f"{index}: tensor {shown(stray[0])} of {shard} is not listed for it")
+            raise CheckpointError(f"{index}: tensor {escape(stray[0])} of {shard} is not listed for it")
         tensors |= found
     if absent := shards.keys() - tensors.keys():
-        raise CheckpointError(f"{index}: no file holds {', '.join(listed([shown(name) for name in sorted(absent)]))}")
+        raise CheckpointError(f"{index}: no file holds {', '.join(shorten([escape(name) for name in sorted(absent)]))}")
     return tensors, files
 
 
@@ -219,9 +219,9 @@ def _read_header(path: Path) -> tuple[FileFacts, dict[str, StoredTensor]]:
     for begin, stop, name, dtype, shape in sorted(_read_entry(path, name, entry) for name, entry in header.items()):
         if begin != end:
             fault = "overlaps the one before it" if begin < end else f"comes after a hole of {begin - end} bytes"
-            raise CheckpointError(f"{path}: tensor {shown(name)} {fault}")
+            raise CheckpointError(f"{path}: tensor {escape(name)} {fault}")
         if stop > size - start:
-            raise CheckpointError(f"{path} is truncated: tensor {shown(name)} ends at byte {stop} of {size - start}")
+            raise CheckpointError(f"{path} is truncated: tensor {escape(name)} ends at byte {stop} of {size - start}")
         end = stop
         tensors[name] = StoredTensor(path, start + begin, stop - begin, dtype, shape)
     if end != size - start:
@@ -238,9 +238,9 @@ def describe_foreign(head: bytes) -> str:
 
 def describe_empty(path: Path, names: Sequence[str]) -> str:
     """The message for tensors of no elements, which training in shards writes."""
-    each = [f"empty: {shown(name)}" for name in names]
+    each = [f"empty: {escape(name)}" for name in names]
     first = f"{path}: tensors without elements, as a run in shards (ZeRO-3, FSDP) saves those that it had not gathered:"
-    return "\n  ".join([first, *listed(each), "gather the parameters, and save them again"])
+    return "\n  ".join([first, *shorten(each), "gather the parameters, and save them again"])
 
 
 def _read_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, str, Shape]:
@@ -248,12 +248,12 @@ def _read_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, st
     fields = _as_object(entry)
     dtype, shape, offsets = fields.get("dtype"), _as_counts(fields.get("shape")), _as_counts(fields.get("data_offsets"))
     if fields.keys() != {"dtype", "shape", "data_offsets"} or shape is None or offsets is None or len(offsets) != 2:
-        raise CheckpointError(f"{path}: tensor {shown(name)} is not described by dtype, shape and data_offsets")
+        raise CheckpointError(f"{path}: tensor {escape(name)} is not described by dtype, shape and data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise CheckpointError(f"{path}: tensor {shown(name)} is of {shown(dtype)}, which is not read")
+        raise CheckpointError(f"{path}: tensor {escape(name)} is of {escape(dtype)}, which is not read")
     length = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
     if length != offsets[1] - offsets[0] or not length or len(shape) > MAX_RANK:
-        raise CheckpointError(f"{path}: tensor {shown(name)} is {dtype} {shape}, but has the bytes {offsets}")
+        raise CheckpointError(f"{path}: tensor {escape(name)} is {dtype} {shape}, but has the bytes {offsets}")
     return *offsets, name, dtype, shape
 
 
@@ -272,7 +272,7 @@ def _as_object(value: object) -> dict[str, object]:
 def _parse_json(data: bytes, name: str) -> dict[str, object]:
     """A JSON object without repeated keys. Raises CheckpointError, saying what the data is instead if that is known."""
     try:
-        return _as_object(parsed(data, name, once=True))
+        return _as_object(parse_json_object(data, name, once=True))
     except FileError as error:
         what = "" if data.startswith(b"{") else describe_foreign(data[:HEAD])
         raise CheckpointError(f"{error}{what}") from None

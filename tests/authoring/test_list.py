@@ -13,8 +13,8 @@ from blockc import api
 from blockc.cli import app, run_guarded
 from blockc.cli.common import SpecPath
 from blockc.importing.maps import load_map
-from blockc.ir import parameters
-from blockc.layouts import layout
+from blockc.ir import parameters_of
+from blockc.layouts import load_layout
 from tests.paths import ROOT
 
 BLOCK = "block-4x4"
@@ -40,7 +40,7 @@ def test_the_list_says_what_the_specs_are(run: Callable[..., Ran]) -> None:
     assert [row["name"] for row in said["specs"]] == sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
     for row in said["specs"]:
         top = (model := api.compile(ROOT / "specs" / f"{row['name']}.yaml")).spec.top
-        counted = sum(param.size for param in parameters(model.function).values())
+        counted = sum(param.size for param in parameters_of(model.function).values())
         assert list(row.values()) == [top.name, counted, top.width, top.depth, top.context]
 
 
@@ -48,7 +48,7 @@ def test_the_layouts_and_model_types_that_are_listed_can_be_read(run: Callable[.
     said = json.loads(run("list", "--json")[1])
     folder = ROOT / "blockc" / "layouts"
     assert said["layouts"] == sorted(path.stem for path in folder.glob("*.yaml"))
-    assert [layout(name).name for name in said["layouts"]] == said["layouts"]
+    assert [load_layout(name).name for name in said["layouts"]] == said["layouts"]
     assert all(load_map(name) for name in said["model_types"]) and "_common" not in said["model_types"]
 
 

@@ -12,19 +12,19 @@ import pytest
 from blockc import api
 from blockc.authoring.newspec import NoDesignError, find_nearest, new_spec, read_family
 from blockc.cli import app, run_guarded
-from blockc.diagnostics.examples import BASE, changed
-from blockc.language.fmt import formatted
+from blockc.diagnostics.examples import BASE, change_base
+from blockc.language.fmt import format_spec
 from blockc.language.spec import load
-from blockc.source import MappingNode, at, parse, plain, read
+from blockc.source import MappingNode, parse, read_tree, to_plain, tree_at
 from tests.paths import ROOT
 
 
 def spec(name: str) -> MappingNode:
-    return read(ROOT / "specs" / f"{name}.yaml")
+    return read_tree(ROOT / "specs" / f"{name}.yaml")
 
 
 def tree(keys: str) -> MappingNode:
-    return parse(changed(keys), "s.yaml")
+    return parse(change_base(keys), "s.yaml")
 
 
 def run(*arguments: str, cwd: Path) -> tuple[int, str, str]:
@@ -86,7 +86,7 @@ def test_other_families_keep_what_is_no_size(name: str) -> None:
     old = spec(name)
     text, sizes, count = new_spec("a", old, name, 3e9)
     assert api.check_text(text.encode(), "a.yaml") == ()
-    assert formatted(text.encode(), "a.yaml") == text.encode()
+    assert format_spec(text.encode(), "a.yaml") == text.encode()
     assert abs(count / 3e9 - 1) <= 0.03 and f"expect: {{parameters: {count}}}" in text
     new = parse(text, "a.yaml")
     for key in ("vocab", "norm", "head", "layers", "positions", "embedding"):
@@ -97,8 +97,8 @@ def test_other_families_keep_what_is_no_size(name: str) -> None:
 
 
 def said(tree: MappingNode, path: str) -> object:
-    found = at(tree, tuple(path.split(".")))
-    return found and plain(found)
+    found = tree_at(tree, tuple(path.split(".")))
+    return found and to_plain(found)
 
 
 @pytest.mark.parametrize("name", ["phi-4-mini", "gemma3-4b"])

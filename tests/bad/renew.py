@@ -13,9 +13,9 @@ from pathlib import Path
 
 from blockc import api
 from blockc.diagnostics import CODES, Code
-from blockc.diagnostics.examples import BASE, OTHER_FILES, changed, whole
-from blockc.diagnostics.pages import codes
-from blockc.source import render
+from blockc.diagnostics.examples import BASE, OTHER_FILES, change_base, example_file
+from blockc.diagnostics.pages import code_sections
+from blockc.source import render_finding
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -76,8 +76,8 @@ FURTHER: dict[str, str | bytes] = {
 
 def texts() -> dict[str, bytes]:
     """The corpus: file names without suffix, and what is in the files."""
-    own = {code.name: whole(code, code.bad) for code in CODES.values() if of_a_file(code)}
-    return own | {name: text if isinstance(text, bytes) else changed(text) for name, text in FURTHER.items()}
+    own = {code.name: example_file(code, code.bad) for code in CODES.values() if of_a_file(code)}
+    return own | {name: text if isinstance(text, bytes) else change_base(text) for name, text in FURTHER.items()}
 
 
 def of_a_file(code: Code) -> bool:
@@ -86,7 +86,7 @@ def of_a_file(code: Code) -> bool:
 
 
 def said(name: str, text: bytes) -> str:
-    return "\n".join(map(render, api.check_text(text, f"{name}.yaml"))) + "\n"
+    return "\n".join(map(render_finding, api.check_text(text, f"{name}.yaml"))) + "\n"
 
 
 def frozen() -> dict[str, str]:
@@ -95,7 +95,7 @@ def frozen() -> dict[str, str]:
 
 def page() -> str:
     head, _, _ = PAGE.read_text().partition(HEADING)
-    return head + codes()
+    return head + code_sections()
 
 
 def main() -> None:

@@ -39,9 +39,9 @@ def test_each_package_is_in_its_extra() -> None:
 
 def test_until_it_is_published_an_extra_is_installed_from_a_clone() -> None:
     assert not distribution.PUBLISHED
-    assert distribution.extra("run") == "`pip install '.[run]'` in a clone of blockc"
-    assert distribution.extra("torch", "cpu") == "`pip install '.[torch,cpu]'` in a clone of blockc"
-    assert distribution.missing("jinja2") == (
+    assert distribution.extra_command("run") == "`pip install '.[run]'` in a clone of blockc"
+    assert distribution.extra_command("torch", "cpu") == "`pip install '.[torch,cpu]'` in a clone of blockc"
+    assert distribution.missing_message("jinja2") == (
         "the package jinja2 is missing, which comes with blockc: `pip install .` in a clone of blockc"
     )
 
@@ -49,8 +49,11 @@ def test_until_it_is_published_an_extra_is_installed_from_a_clone() -> None:
 def test_one_constant_changes_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distribution, "PUBLISHED", True)
     monkeypatch.setattr(distribution, "NAME", "another-name")
-    assert distribution.missing("tokenizers") == "the package tokenizers is missing: `pip install 'another-name[run]'`"
-    assert distribution.missing("jinja2").endswith("comes with another-name: `pip install another-name`")
+    assert (
+        distribution.missing_message("tokenizers")
+        == "the package tokenizers is missing: `pip install 'another-name[run]'`"
+    )
+    assert distribution.missing_message("jinja2").endswith("comes with another-name: `pip install another-name`")
 
 
 def test_no_message_spells_the_command_itself() -> None:

@@ -14,7 +14,7 @@ from pydantic_core import PydanticKnownError
 from pydantic_core.core_schema import ErrorType
 
 from blockc import api
-from blockc.basics.expected import expected
+from blockc.basics.expected import describe_expected
 from blockc.checks.policy import PolicyKeys, read_policy
 from blockc.diagnostics.examples import BASE
 from blockc.language.parts import PARTS, Positions
@@ -104,7 +104,9 @@ TEXTS = dict.fromkeys(
 
 @pytest.mark.parametrize("kind", get_args(ErrorType))
 def test_every_error_that_pydantic_knows_is_said_in_words_of_ours(kind: str) -> None:
-    assert not THEIRS.search(expected({"type": kind, "msg": "Input should be a pydantic", "ctx": {**NUMBERS, **TEXTS}}))
+    assert not THEIRS.search(
+        describe_expected({"type": kind, "msg": "Input should be a pydantic", "ctx": {**NUMBERS, **TEXTS}})
+    )
 
 
 def test_the_pattern_sees_what_pydantic_says() -> None:

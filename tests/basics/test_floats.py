@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from blockc.basics.floats import BYTES, FLOATS, Counted, Dtype
+from blockc.basics.floats import BYTES, FLOATS, FloatType, StorageType
 from blockc.diagnostics.advice import FUSED_HEADS
 from blockc.ort.kernels import COMPUTES, HEAD, KERNELS, TURNED
 from tests.paths import ROOT
@@ -29,7 +29,7 @@ NAMES = (
 )
 
 
-def bits(number: float, dtype: Dtype) -> int:
+def bits(number: float, dtype: FloatType) -> int:
     """Of a number that the float type holds. bf16 is the upper half of fp32."""
     wide = int(np.array(number, np.float32).view(np.uint32))
     if dtype == "bf16":
@@ -39,11 +39,11 @@ def bits(number: float, dtype: Dtype) -> int:
 
 
 def test_the_words_are_those_of_the_types() -> None:
-    assert get_args(Dtype) == tuple(FLOATS) and get_args(Counted) == tuple(BYTES)
+    assert get_args(FloatType) == tuple(FLOATS) and get_args(StorageType) == tuple(BYTES)
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("fp32", "FLOAT"), ("bf16", "BFLOAT16"), ("fp16", "FLOAT16")])
-def test_onnx_has_the_type_under_this_number(dtype: Dtype, name: str) -> None:
+def test_onnx_has_the_type_under_this_number(dtype: FloatType, name: str) -> None:
     one = FLOATS[dtype]
     assert TensorProto.DataType.Name(one.onnx) == name and one.onnxruntime == f"tensor({name.lower()})"
     given = helper.tensor_dtype_to_np_dtype(one.onnx)
@@ -52,13 +52,13 @@ def test_onnx_has_the_type_under_this_number(dtype: Dtype, name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_numpy_has_these_ends(dtype: Dtype) -> None:
+def test_numpy_has_these_ends(dtype: FloatType) -> None:
     one, known = FLOATS[dtype], np.finfo(FLOATS[dtype].numpy)
     assert (one.largest, one.smallest) == (float(known.max), float(known.smallest_normal))
 
 
 @pytest.mark.parametrize(("dtype", "exponent", "fraction"), [("fp32", 8, 23), ("bf16", 8, 7), ("fp16", 5, 10)])
-def test_the_ends_are_those_of_the_bits(dtype: Dtype, exponent: int, fraction: int) -> None:
+def test_the_ends_are_those_of_the_bits(dtype: FloatType, exponent: int, fraction: int) -> None:
     """The smallest normal number has exponent 1; the largest has the last but one, and every bit of a fraction."""
     one = FLOATS[dtype]
     assert 8 * one.bytes == 1 + exponent + fraction
@@ -69,7 +69,7 @@ def test_the_ends_are_those_of_the_bits(dtype: Dtype, exponent: int, fraction: i
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_safetensors_has_the_type_under_this_name(dtype: Dtype) -> None:
+def test_safetensors_has_the_type_under_this_name(dtype: FloatType) -> None:
     """As its own library reads it from a file of one number, 1."""
     torch = pytest.importorskip("torch")
     load = pytest.importorskip("safetensors.torch").load
@@ -92,7 +92,7 @@ def test_the_warning_of_heads_says_what_the_kernels_take() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_what_the_cpu_computes_is_what_onnxruntime_opens(dtype: Dtype) -> None:
+def test_what_the_cpu_computes_is_what_onnxruntime_opens(dtype: FloatType) -> None:
     """A product, without which there is no model."""
     onnxruntime = pytest.importorskip("onnxruntime")
     x, y, z = (helper.make_tensor_value_info(name, FLOATS[dtype].onnx, [2, 2]) for name in "xyz")

@@ -206,7 +206,7 @@ def test_memory_that_is_a_files_is_not_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "shared"), [("portable", False), ("fused", False), ("fused", True)])
 def test_anothers_graph_computes_what_it_does_in_a_session(name: str, shared: bool, folders: dict[str, Path]) -> None:
     ours, theirs = Session(folders[name], threads=1), open_session(folders[f"{name} alone"], "cpu", 1, shared)
-    assert theirs.model.contract.every == (name != "fused")
+    assert theirs.model.contract.logits_of_every_token == (name != "fused")
     ids = draw_tokens(11, ours.model.vocab)
     logits = [(s.prefill([ids[:7]], 4), *(s.decode([token]) for token in ids[7:])) for s in (ours, theirs)]
     assert theirs.cache is not None and theirs.cache.in_place == shared

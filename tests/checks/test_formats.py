@@ -21,14 +21,14 @@ from blockc.checks.formats import FORMATS, Checked, github
 from blockc.cli import app, run_guarded
 from blockc.diagnostics.advice import WIDTH
 from blockc.diagnostics.code import Code
-from blockc.diagnostics.examples import BASE, changed
+from blockc.diagnostics.examples import BASE, change_base
 from blockc.diagnostics.words import TOO_SMALL
 from blockc.source import Place, finding
 from tests.paths import ROOT
 
 SCHEMA = json.loads((ROOT / "tests" / "data" / "sarif-2.1.0-rtm.5.json").read_text())
-WIDE = changed("mlp: {type: swiglu, width: 170}\n")
-WRONG = changed("attention: {heads: 4, kv_heads: 3, rope: {theta: 10000, pairing: half}}\nvocab: 0\n")
+WIDE = change_base("mlp: {type: swiglu, width: 170}\n")
+WRONG = change_base("attention: {heads: 4, kv_heads: 3, rope: {theta: 10000, pairing: half}}\nvocab: 0\n")
 NASTY = "a\x1b[31m\r\n%: , <&>\"' \ud800\ufffe b"
 
 

@@ -12,7 +12,7 @@ import pytest
 from blockc import api
 from blockc.graph.target import Target
 from blockc.language.parts.numbers import LARGEST, LARGEST_INT, SMALLEST
-from blockc.language.spec.schema import schema
+from blockc.language.spec.schema import language_schema
 from blockc.products.folder import FolderError
 from blockc.source import Finding, SpecError
 from tests.spec_text import finding, findings, made, spec
@@ -114,7 +114,7 @@ def numbers(said: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
 
 def test_every_number_of_the_language_is_bounded() -> None:
     """A key that comes later, too; bounds of `expect` are compared with figures, and computed with by nobody."""
-    found = dict(numbers(schema()))
+    found = dict(numbers(language_schema()))
     assert len(found) > 40
     open_ = {path for path, said in found.items() if "maximum" not in said and "const" not in said}
     assert open_ == {f".definitions.Bounds.properties.{key}" for key in ("min", "max")}

@@ -12,11 +12,11 @@ import pytest
 
 from blockc import api
 from blockc.checks.policy import PolicyKeys, read_policy
-from blockc.diagnostics.examples import BASE, changed
-from blockc.language.spec import from_tree, resolved_text
+from blockc.diagnostics.examples import BASE, change_base
+from blockc.language.spec import from_tree, resolve_to_yaml
 from blockc.pipeline.compiled import compile_spec
-from blockc.report.sizes import byte_size
-from blockc.source import Finding, SpecError, parse, render
+from blockc.report.sizes import parse_size
+from blockc.source import Finding, SpecError, parse, render_finding
 from tests.paths import ROOT
 from tests.spec_text import mark
 
@@ -31,7 +31,7 @@ def held(policy: str, text: str | bytes = BASE, *assignments: str) -> tuple[Find
 
 def breach(policy: str, keys: str) -> Finding:
     """The one breach, which stands where the spec is marked, beside the policy's own line."""
-    text = changed(keys.replace("«", "").replace("»", "")).decode()
+    text = change_base(keys.replace("«", "").replace("»", "")).decode()
     (found,) = held(policy, text)
     _, column, width = mark(keys)
     (line,) = (each for each in keys.splitlines() if "«" in each)
@@ -82,24 +82,24 @@ def test_a_bound_that_is_kept(policy: str) -> None:
 
 def test_a_block_is_the_placement_that_says_the_same() -> None:
     term = "[{residual: [norm, {sum: [[attention], [[mlp]]]}]}]"
-    text = changed(f"norm: {{type: rms, eps: 1e-5}}\nblock: {term}\n")
+    text = change_base(f"norm: {{type: rms, eps: 1e-5}}\nblock: {term}\n")
     assert held("placements: [parallel_one]", text) == ()
     (found,) = held("placements: [parallel_two]", text)
     assert (found.message, found.place.line) == ("norms are placed as in parallel_one", 12)
 
 
 def test_kinds_that_inherit_a_breach_have_it_once_and_others_each() -> None:
-    text = changed(KINDS + "expect: {layers: {a: 1, b: 1}}\n")
+    text = change_base(KINDS + "expect: {layers: {a: 1, b: 1}}\n")
     assert [each.code.name for each in held("head_dims: [64]", text)] == ["BLC313"]
     kinds = KINDS.replace("kv_heads: 2", "head_dim: 32")
-    assert [each.got for each in held("head_dims: [64]", changed(kinds + "expect: {layers: {a: 1, b: 1}}\n"))] == [
+    assert [each.got for each in held("head_dims: [64]", change_base(kinds + "expect: {layers: {a: 1, b: 1}}\n"))] == [
         "16", "32",
     ]  # fmt: skip
 
 
 def test_the_cache_is_decided_where_most_is_kept() -> None:
     keys = KINDS.replace("a: {}, b: {attention: {kv_heads: 2}}", "a: {attention: {kv_heads: 1}}, b: {}")
-    (found,) = held("kv_bytes_per_token: {max: 1, dtype: bf16}", changed(keys + "expect: {layers: {a: 1, b: 1}}\n"))
+    (found,) = held("kv_bytes_per_token: {max: 1, dtype: bf16}", change_base(keys + "expect: {layers: {a: 1, b: 1}}\n"))
     assert (found.place.line, found.place.column) == (7, 20)
     assert found.hint == "computed as 2 bytes x (1 a layer x 32 + 1 b layer x 128)"
 
@@ -120,7 +120,7 @@ def test_memory_is_what_show_counts(context: int, batch: int) -> None:
 
 def test_memory_stands_at_the_cache_where_that_is_the_most() -> None:
     attention = f"attention: {{heads: 4, kv_heads: 4, head_dim: 1024, {ROPE}}}\n"
-    narrow = changed("vocab: 64\n" + attention + "depth: 20\nexpect: {layers: {layer: 20}}\n")
+    narrow = change_base("vocab: 64\n" + attention + "depth: 20\nexpect: {layers: {layer: 20}}\n")
     (found,) = held(memory(256, 1, 1), narrow)
     assert found.place.text[found.place.column - 1 :].startswith("4, head_dim") and "cache" in found.hint
 
@@ -140,7 +140,7 @@ def test_no_comment_silences_a_policy_and_set_is_held_to_it() -> None:
 
 
 def test_a_spec_that_is_wrong_is_held_to_nothing() -> None:
-    assert [each.code.name for each in held("parameters: {max: 1}", changed("depth: 0\n"))] == ["BLC106"]
+    assert [each.code.name for each in held("parameters: {max: 1}", change_base("depth: 0\n"))] == ["BLC106"]
 
 
 # Reading a policy
@@ -178,13 +178,13 @@ def test_a_policy_that_is_wrong(text: str, code: str, said: str) -> None:
     [("80GB", 80 * 10**9), ("80GiB", 80 * 2**30), ("1.5 KB", 1500), ("7", 7), ("0.5kib", 512), ("2TB", 2 * 10**12)],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert byte_size(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "80XB", "-1GB", "0GB", "1e3", "0.1", "8 0GB", "٨GB", "9" * 16])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="a size such as 80GB"):
-        byte_size(text)
+        parse_size(text)
 
 
 # The command line
@@ -221,7 +221,7 @@ def test_the_page_shows_what_is_said() -> None:
     (found,) = api.check_text(
         (ROOT / "specs/gpt2.yaml").read_bytes(), "specs/gpt2.yaml", (), read_policy(policy.encode(), "policy.yaml")
     )
-    assert said == f"{render(found)}\nblockc: 1 of 1 specs are wrong\n"
+    assert said == f"{render_finding(found)}\nblockc: 1 of 1 specs are wrong\n"
 
 
 # Bounds in expect
@@ -246,7 +246,7 @@ BOUNDS = [
 
 @pytest.mark.parametrize(("expect", "said"), BOUNDS)
 def test_expect_takes_bounds(expect: str, said: tuple[str, ...]) -> None:
-    text = changed(f"expect: {expect}\n").decode()
+    text = change_base(f"expect: {expect}\n").decode()
     found = api.check_text(text.replace("«", "").replace("»", "").encode(), "s.yaml")
     if not said:
         assert found == ()
@@ -258,7 +258,7 @@ def test_expect_takes_bounds(expect: str, said: tuple[str, ...]) -> None:
 
 def test_bounds_stay_in_the_resolved_spec() -> None:
     expect = "expect: {parameters: {min: 1e5, max: 200000}, kv_values_per_token: {max: 256}}\n"
-    spec = from_tree(parse(changed(expect), "s"))
-    again = from_tree(parse(resolved_text(spec), "r"))
+    spec = from_tree(parse(change_base(expect), "s"))
+    again = from_tree(parse(resolve_to_yaml(spec), "r"))
     assert again.top.expect == spec.top.expect
     assert again.top.expect is not None and str(again.top.expect.parameters) == "at least 100,000 and at most 200,000"

@@ -9,7 +9,7 @@ import pytest
 
 from blockc import api
 from blockc.checks.checking import check_text
-from blockc.diagnostics.examples import changed
+from blockc.diagnostics.examples import change_base
 from blockc.source import Finding
 from tests.structures import SPECS
 
@@ -41,7 +41,7 @@ def check(text: str | bytes, *assignments: str) -> tuple[Finding, ...]:
 
 def spec(context: int, type_: str, more: str = "") -> bytes:
     scaled = SCALED.format(context=context, type=type_, more=TYPES[type_])
-    return changed(scaled + f"expect: {{layers: {{layer: 2}}{more}}}\n")
+    return change_base(scaled + f"expect: {{layers: {{layer: 2}}{more}}}\n")
 
 
 @pytest.mark.parametrize("type_", TYPES)

@@ -13,11 +13,11 @@ import jsonschema
 import pytest
 
 from blockc.cli import app, run_guarded
-from blockc.diagnostics.examples import changed
+from blockc.diagnostics.examples import change_base
 from tests.paths import ROOT
 
 SCHEMA = json.loads((ROOT / "tests" / "data" / "sarif-2.1.0-rtm.5.json").read_text())
-WRONG = changed("vocab: 0\n")
+WRONG = change_base("vocab: 0\n")
 
 
 def git(folder: Path, *words: str) -> str:

@@ -117,7 +117,7 @@ def test_build_writes_everything_and_ends_with_the_proof(tmp_path: Path) -> None
 def test_build_without_a_backend_says_so(missing: str, tmp_path: Path) -> None:
     done = run_without((missing,), "build", LLAMA, "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
-    line = f"not proved: {missing} missing: {distribution.extra(distribution.EXTRAS[missing])}"
+    line = f"not proved: {missing} missing: {distribution.extra_command(distribution.EXTRAS[missing])}"
     assert done.stdout.splitlines()[-1] == line
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     strict = run_without((missing,), "build", LLAMA, "--out", str(tmp_path / "strict"), "--require-proof")

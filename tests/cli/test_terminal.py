@@ -399,7 +399,7 @@ def test_streams_that_are_no_files_are_left_alone(monkeypatch: pytest.MonkeyPatc
 def test_the_json_of_a_manifest_is_refused_in_words_of_ours(tmp_path: Path) -> None:
     from pydantic import BaseModel
 
-    from blockc.basics.jsonfile import FileError, typed
+    from blockc.basics.jsonfile import FileError, read_typed
 
     class Wanted(BaseModel, extra="forbid"):
         count: int
@@ -409,7 +409,7 @@ def test_the_json_of_a_manifest_is_refused_in_words_of_ours(tmp_path: Path) -> N
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"count": "1", "names": {}, "other": 1}))
     with pytest.raises(FileError) as raised:
-        typed(path, Wanted)
+        read_typed(path, Wanted)
     assert str(raised.value).splitlines()[1:] == [
         "  count: expected an integer",
         "  names: expected a list",

@@ -18,15 +18,15 @@ from blockc.checks import checking
 from blockc.checks.policy import read_policy
 from blockc.cli import app, run_guarded
 from blockc.diagnostics import CODES, GROUPS, Code
-from blockc.diagnostics.examples import BASE, changed, whole
-from blockc.diagnostics.pages import entry, listed
+from blockc.diagnostics.examples import BASE, change_base, example_file
+from blockc.diagnostics.pages import code_entry, code_list
 from blockc.graph.target import Target
-from blockc.importing import from_config
+from blockc.importing import import_config
 from blockc.importing.maps import read_map
 from blockc.language.spec import from_tree
 from blockc.layouts import read_layout
 from blockc.pipeline.compiled import compile_spec
-from blockc.source import Finding, SpecError, ignores, parse
+from blockc.source import Finding, SpecError, find_ignores, parse
 from tests.bad.renew import FURTHER, HERE, PAGE, frozen, of_a_file, page, said, texts
 from tests.spec_text import mark
 
@@ -47,7 +47,7 @@ def found_in(code: Code, example: str | bytes, folder: Path, capsys: pytest.Capt
     """The codes that an example gives, whichever kind it is of."""
     if isinstance(example, str) and example.startswith("$ blockc "):
         return run(example, folder, capsys)
-    text = whole(code, example)
+    text = example_file(code, example)
     if text.startswith(b"policy:"):
         return names(api.check_text(BASE.encode(), "s.yaml", policy=read_policy(text, "p.yaml")))
     if not text.startswith((b"layout:", b"import:", b"{")):
@@ -58,7 +58,7 @@ def found_in(code: Code, example: str | bytes, folder: Path, capsys: pytest.Capt
         elif text.startswith(b"import:"):
             read_map(parse(text, "m.yaml"))
         else:
-            return names(from_config(text, "config.json", "c").warnings)
+            return names(import_config(text, "config.json", "c").warnings)
     except SpecError as error:
         return names(error.findings)
     return []
@@ -168,15 +168,15 @@ def explained(*arguments: str) -> int:
 def test_explain_prints_the_entry(code: Code, capsys: pytest.CaptureFixture[str]) -> None:
     assert explained(code.name.lower()) == 0
     out = capsys.readouterr().out
-    assert out == entry(code) + "\n"
+    assert out == code_entry(code) + "\n"
     assert code.title in out and code.why[:40] in out
     assert all(char.isprintable() or char in "\n\t" for char in out)
 
 
 def test_explain_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert explained() == 0
-    assert capsys.readouterr().out == listed() + "\n"
-    assert len(listed().splitlines()) == len(CODES)
+    assert capsys.readouterr().out == code_list() + "\n"
+    assert len(code_list().splitlines()) == len(CODES)
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_published_models_are_clean(path: Path) -> None:
 def warned(keys: str, code: str) -> Finding:
     """The one warning, which stands where the keys are marked."""
     plain = keys.replace("«", "").replace("»", "")
-    (found,) = check(changed(plain))
+    (found,) = check(change_base(plain))
     assert (found.code.name, found.severity) == (code, "warning")
-    line, column, width = mark(changed(keys).decode())
+    line, column, width = mark(change_base(keys).decode())
     assert (found.place.line, found.place.column, found.place.width) == (line, column, width)
     return found
 
@@ -233,7 +233,7 @@ def test_heads_that_no_kernel_takes(keys: str, expected: str) -> None:
 
 @pytest.mark.parametrize("keys", ["attention: {heads: 8}\npositions: none\n", f"attention: {{heads: 2, {ROPE}}}}}\n"])
 def test_heads_that_a_kernel_takes(keys: str) -> None:
-    assert check(changed(keys)) == ()
+    assert check(change_base(keys)) == ()
 
 
 SIZES = [
@@ -245,7 +245,7 @@ SIZES = [
 def test_the_kernels_leave_what_is_warned_of(head_dim: int, dims: int) -> None:
     """`dims` coordinates of a head are turned, none where it is 0."""
     turned = f"rope: {{theta: 10000, pairing: half, dims: {dims}}}" if dims else "rope: none"
-    text = changed(f"attention: {{heads: 4, head_dim: {head_dim}, {turned}}}\npositions: {{type: learned}}\n")
+    text = change_base(f"attention: {{heads: 4, head_dim: {head_dim}, {turned}}}\npositions: {{type: learned}}\n")
     reasons = {left.reason for left in compile_spec(from_tree(parse(text, "s.yaml"))).unfused(Target(provider="cpu"))}
     sizes = {reason for reason in reasons if "not a multiple of 8" in reason or "takes multiples of 16" in reason}
     assert (names(check(text)) == ["BLC401"]) == bool(sizes), sizes
@@ -269,7 +269,7 @@ def test_a_width_that_kinds_inherit_is_said_once() -> None:
 
 
 def test_a_model_to_work_through_by_hand_has_no_sizes_to_mend() -> None:
-    assert check(changed("width: 12\nattention: {heads: 2}\npositions: none\nmlp: {type: relu, width: 20}\n")) == ()
+    assert check(change_base("width: 12\nattention: {heads: 2}\npositions: none\nmlp: {type: relu, width: 20}\n")) == ()
 
 
 def scaled(context: str, factor: str) -> str:
@@ -281,15 +281,15 @@ def test_a_context_beyond_the_scaling() -> None:
     found = warned(scaled("«513»", "8"), "BLC403")
     assert found.expected == "a context of at most 512, or a factor of 9"
     assert [label for label, _ in found.others] == ["the scaling"]
-    assert check(changed(scaled("512", "8"))) == ()
+    assert check(change_base(scaled("512", "8"))) == ()
 
 
 def test_the_figures_that_are_proposed_hold() -> None:
     (found,) = check(BASE.replace("expect:", "# "))
     assert (found.code.name, found.place.line, found.place.column) == ("BLC404", 1, 1)
     proposed = found.hint.partition("expect: ")[2]
-    assert check(changed(f"expect: {proposed}\n")) == ()
-    assert names(check(changed(f"expect: {proposed}\n".replace(": 1", ": 2")))) == ["BLC301"]
+    assert check(change_base(f"expect: {proposed}\n")) == ()
+    assert names(check(change_base(f"expect: {proposed}\n".replace(": 1", ": 2")))) == ["BLC301"]
 
 
 def test_other_values_are_held_to_no_expectation() -> None:
@@ -298,11 +298,11 @@ def test_other_values_are_held_to_no_expectation() -> None:
 
 
 def test_a_spec_that_is_wrong_has_no_warnings() -> None:
-    assert names(check(changed("mlp: {type: swiglu, width: 170}\ndepth: 0\n"))) == ["BLC106"]
+    assert names(check(change_base("mlp: {type: swiglu, width: 170}\ndepth: 0\n"))) == ["BLC106"]
 
 
 def test_warnings_stand_beside_figures_that_do_not_hold() -> None:
-    found = check(changed("mlp: {type: swiglu, width: 170}\nexpect: {parameters: 1}\ncheckpoint: lama\n"))
+    found = check(change_base("mlp: {type: swiglu, width: 170}\nexpect: {parameters: 1}\ncheckpoint: lama\n"))
     assert sorted(names(found)) == ["BLC301", "BLC302", "BLC402"]
 
 
@@ -321,12 +321,12 @@ WIDE = "mlp: {type: swiglu, width: 170} "
     ],
 )
 def test_a_comment_silences_its_line(comment: str) -> None:
-    assert check(changed(WIDE + comment + "\n")) == ()
+    assert check(change_base(WIDE + comment + "\n")) == ()
 
 
 def test_a_comment_may_name_several_codes() -> None:
     both = f"attention: {{heads: 4, head_dim: 24, {ROPE}}}}}\n"
-    text = changed(both).decode().replace("\nmlp: ", " # blockc: ignore BLC401\nmlp: ")
+    text = change_base(both).decode().replace("\nmlp: ", " # blockc: ignore BLC401\nmlp: ")
     assert check(text) == ()
     idle = check(text.replace("BLC401", "BLC401, BLC402,BLC403"))
     assert [(each.code.name, each.got) for each in idle] == [("BLC405", "BLC402"), ("BLC405", "BLC403")]
@@ -353,23 +353,25 @@ def test_a_comment_that_silences_nothing_is_a_warning(keys: str, message: str, h
 
 def test_a_comment_ends_with_its_line() -> None:
     text = BASE.replace("vocab: 1024\n", "# blockc: ignore BLC402,\nvocab: 1024\n")
-    assert [each.name for each in ignores(text, "s.yaml")] == ["BLC402"]
+    assert [each.name for each in find_ignores(text, "s.yaml")] == ["BLC402"]
 
 
 def test_many_comments_cost_little() -> None:
     text = BASE + "".join(f"p{i}: 1 # blockc: ignore BLC402\n" for i in range(4900)) + "# blockc: ignore x\n" * 20_000
     start = time.perf_counter()
-    assert len(ignores(text, "s.yaml")) == 24_900
+    assert len(find_ignores(text, "s.yaml")) == 24_900
     assert time.perf_counter() - start < 10
 
 
 def test_an_error_stays_an_error() -> None:
-    found = check(changed("depth: 0 # blockc: ignore BLC106\n"))
+    found = check(change_base("depth: 0 # blockc: ignore BLC106\n"))
     assert [(each.code.name, each.severity) for each in found] == [("BLC106", "error"), ("BLC405", "warning")]
 
 
 def test_of_a_spec_that_is_wrong_no_comment_is_called_idle() -> None:
-    assert names(check(changed("mlp: {type: swiglu, width: 192} # blockc: ignore BLC402\ndepth: 0\n"))) == ["BLC106"]
+    assert names(check(change_base("mlp: {type: swiglu, width: 192} # blockc: ignore BLC402\ndepth: 0\n"))) == [
+        "BLC106"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -385,7 +387,7 @@ def test_of_a_spec_that_is_wrong_no_comment_is_called_idle() -> None:
 )
 def test_text_is_no_comment(value: str) -> None:
     text = BASE + f"description: {value}\n"
-    assert ignores(text, "s.yaml") == []
+    assert find_ignores(text, "s.yaml") == []
     assert check(text) == ()
 
 
@@ -393,7 +395,7 @@ def test_text_is_no_comment(value: str) -> None:
 
 
 def test_many_files_are_checked_as_each_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [BASE, "depth: 0\n", changed(WIDE + "\n").decode()]
+    texts = [BASE, "depth: 0\n", change_base(WIDE + "\n").decode()]
     files = [tmp_path / f"{i}.yaml" for i in range(2 * checking.PAYS)]
     for i, file in enumerate(files):
         file.write_text(texts[i % 3])

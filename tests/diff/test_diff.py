@@ -16,7 +16,7 @@ from blockc.cli import app, run_guarded
 from blockc.diff import CLASSES, Change, Diff, Side, diff
 from blockc.language.spec import from_tree, load
 from blockc.pipeline.compiled import compile_spec
-from blockc.source import override, parse, render
+from blockc.source import override, parse, render_finding
 from tests.paths import ROOT
 from tests.spec_text import BARE, changed
 from tests.spec_variants import VARIANTS
@@ -429,7 +429,7 @@ def test_a_revision_that_is_wrong_has_the_findings_of_check(run: Run, tmp_path: 
     spec.write_text(ROPED)
     done = run("below/s.yaml", "--against", "git:HEAD", cwd=tmp_path)
     assert done.code == 1
-    assert done.err == "".join(f"{render(each)}\n" for each in found)
+    assert done.err == "".join(f"{render_finding(each)}\n" for each in found)
 
 
 def test_a_file_is_compared_with_what_git_has_of_it(run: Run, tmp_path: Path) -> None:

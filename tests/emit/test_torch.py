@@ -20,9 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from blockc.graph.shrink import shrink
-from blockc.ir import Array, parameters
-from blockc.language.spec import load, resolved
-from blockc.layouts import layout
+from blockc.ir import Array, parameters_of
+from blockc.language.spec import load, resolve_spec
+from blockc.layouts import load_layout
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof.runners import load_module
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules
@@ -55,7 +55,7 @@ def _params(name: str) -> dict[str, Array]:
 
 def _short(name: str) -> Compiled:
     """The twin with its pattern of layers once and not twice: torch traces each layer anew, at a second or more."""
-    keys = resolved(_twin(name).spec)
+    keys = resolve_spec(_twin(name).spec)
     return compile_spec(spec_of({**keys, "depth": max(2, keys["depth"] // 2)}))
 
 
@@ -277,7 +277,7 @@ def test_the_real_model_on_the_meta_device(name: str) -> None:
         model = namespace["Model"]()
     shapes = {path: tuple(p.shape) for path, p in model.named_parameters()}
     assert all(p.is_meta for p in model.parameters())
-    assert shapes == {path: param.shape for path, param in parameters(real.function).items()}
+    assert shapes == {path: param.shape for path, param in parameters_of(real.function).items()}
     graph = onnx.load_from_string(real.onnx()).graph
     given = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in graph.input}
     runtime = {"input_ids", "attention_mask", "position_ids", *(n for n in given if n.startswith("past_key_values."))}
@@ -331,7 +331,7 @@ def _tensors(name: str) -> dict[str, Array]:
     if not LAID_OUT[name]:
         return single
     function = _twin(name).function
-    return pack(rules(layout(LAID_OUT[name]), function, group_sizes(function)), single)
+    return pack(rules(load_layout(LAID_OUT[name]), function, group_sizes(function)), single)
 
 
 def _written(tensors: dict[str, Array], path: Path) -> Path:

@@ -31,13 +31,13 @@ import torch
 
 from blockc.basics.errors import CheckpointError
 from blockc.graph import interp
-from blockc.graph.build import build
-from blockc.importing import from_config
+from blockc.graph.build import build_graph
+from blockc.importing import import_config
 from blockc.importing.maps import load_map, model_types
-from blockc.ir import Array, Function, parameters
+from blockc.ir import Array, Function, parameters_of
 from blockc.language.algebra import elaborate
 from blockc.language.spec import Spec, from_tree
-from blockc.layouts import LayoutError, layout
+from blockc.layouts import LayoutError, load_layout
 from blockc.source import SpecError
 from blockc.weights.rules import group_sizes, rules, unpack
 from blockc.weights.safetensors import read_safetensors
@@ -276,9 +276,9 @@ def outcome(config: Mapping[str, Any]) -> Outcome:
     """What the import makes of a config.json, beside what transformers does."""
     data = json.dumps(config).encode()
     try:
-        imported = from_config(data, "config.json", "fuzz")
+        imported = import_config(data, "config.json", "fuzz")
         spec = from_tree(imported.tree)
-        function = build(elaborate(spec))
+        function = build_graph(elaborate(spec))
     except SpecError as error:
         return _refusal(error)
     except Exception as error:
@@ -297,7 +297,7 @@ def _refusal(error: SpecError) -> Outcome:
 
 def _compared(spec: Spec, function: Function, theirs: Any) -> Outcome:
     count = _size(theirs) + _buffers(theirs) - _ignored(spec, theirs)
-    ours = sum(param.size for param in parameters(function).values())
+    ours = sum(param.size for param in parameters_of(function).values())
     if ours != count:
         return Outcome("count", f"{ours}, transformers has {count}")
     try:  # of a model of the same size, so that an import with a larger vocabulary is not its fault
@@ -329,7 +329,7 @@ def truth_of(theirs: Any, ids: Array) -> Array:
 
 def offset(spec: Spec, function: Function, theirs: Any, truth: Array) -> float:
     """The largest difference of the logits, of their spread. Raises CheckpointError where the tensors do not fit."""
-    held = rules(layout(spec.top.checkpoint or ""), function, group_sizes(function))
+    held = rules(load_layout(spec.top.checkpoint or ""), function, group_sizes(function))
     params = unpack(held, saved_tensors(theirs))
     spread = max(float(truth.std()), 0.25 * float(np.abs(truth).max()))
     return float(np.abs(logits(function, params, tokens_of(spec)) - truth).max()) / (spread or 1.0)
@@ -337,7 +337,7 @@ def offset(spec: Spec, function: Function, theirs: Any, truth: Array) -> float:
 
 def logits(function: Function, params: Mapping[str, Array], ids: Array) -> Array:
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(ids.shape[1])[None]}
-    return interp.run(function, feeds, dict(params))["logits"]
+    return interp.interpret(function, feeds, dict(params))["logits"]
 
 
 def saved_tensors(model: Any) -> dict[str, Array]:
@@ -356,7 +356,7 @@ def _buffers(model: Any) -> int:
 
 def _ignored(spec: Spec, model: Any) -> int:
     """Parameters that transformers holds and does not compute with, as the layout says."""
-    names = layout(spec.top.checkpoint).ignored if spec.top.checkpoint else {}
+    names = load_layout(spec.top.checkpoint).ignored if spec.top.checkpoint else {}
     held = re.compile("|".join(re.escape(name).replace(r"\{i\}", "[0-9]+") for name in names) or "(?!)")
     return sum(parameter.numel() for name, parameter in model.named_parameters() if held.fullmatch(name))
 

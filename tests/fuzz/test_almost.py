@@ -6,8 +6,8 @@ from hypothesis import given
 
 from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import compile_spec
-from blockc.report import report
-from blockc.source import SpecError, parse, render
+from blockc.report import make_report
+from blockc.source import SpecError, parse, render_finding
 from tests.fuzz.strategies import almost, counted
 
 
@@ -23,9 +23,9 @@ def findings_or_model(spec: str) -> None:
                 assert 1 <= place.line <= len(lines)
                 assert 1 <= place.column <= len(lines[place.line - 1]) + 1
             assert found.message
-            assert render(found)
+            assert render_finding(found)
         return
-    report(model.spec, model.decoder, model.function)
+    make_report(model.spec, model.decoder, model.function)
 
 
 @counted(60)

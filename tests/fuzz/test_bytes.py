@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from blockc.basics.errors import CheckpointError
 from blockc.layouts import LayoutError
-from blockc.source import SpecError, parse, render
+from blockc.source import SpecError, parse, render_finding
 from blockc.weights.checkpoint import open_checkpoint
 from tests.fuzz.strategies import counted
 from tests.fuzz.test_almost import findings_or_model
@@ -59,7 +59,7 @@ def test_bytes_that_are_no_spec_have_findings(data: bytes) -> None:
         parse(data, "fuzz.yaml")
     except SpecError as error:
         assert error.findings
-        assert all(render(found) for found in error.findings)
+        assert all(render_finding(found) for found in error.findings)
 
 
 @counted(40)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from blockc.graph.build import build
-from blockc.importing import from_config
-from blockc.importing.unlike import told, unlike
+from blockc.graph.build import build_graph
+from blockc.importing import import_config
+from blockc.importing.unlike import compare_config, read_config_beside
 from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
 from blockc.source import SpecError
@@ -51,9 +51,9 @@ def test_a_model_of_another_config_is_told_apart(model_type: str, change: Config
     if "gelu" in change.values():
         config |= dict.fromkeys(change, "gelu_pytorch_tanh")
     theirs = reference(config)
-    spec = from_tree(from_config(json.dumps({**config, **change}).encode(), "config.json", "other").tree)
+    spec = from_tree(import_config(json.dumps({**config, **change}).encode(), "config.json", "other").tree)
     truth = truth_of(theirs, tokens_of(spec))
-    assert offset(spec, build(elaborate(spec)), theirs, truth) > 3 * CLOSE
+    assert offset(spec, build_graph(elaborate(spec)), theirs, truth) > 3 * CLOSE
 
 
 @pytest.mark.parametrize("first", range(0, 90, 30))
@@ -64,16 +64,16 @@ def test_what_transformers_saves_of_a_config_is_like_its_import(first: int, tmp_
     for number in range(first, first + 30):
         model_type, config, changes = drawn(number, seed=77)
         try:
-            spec = from_tree(from_config(json.dumps(config).encode(), "config.json", "first").tree)
-            function = build(elaborate(spec))
+            spec = from_tree(import_config(json.dumps(config).encode(), "config.json", "first").tree)
+            function = build_graph(elaborate(spec))
         except SpecError:
             continue
         theirs = reference(config)
         if not hasattr(theirs, "config"):
             continue
         theirs.config.save_pretrained(tmp_path)
-        said = told(tmp_path / "config.json")
-        assert unlike(said, function, spec.top.context) == [], f"{model_type}: {changes}"
+        said = read_config_beside(tmp_path / "config.json")
+        assert compare_config(said, function, spec.top.context) == [], f"{model_type}: {changes}"
         compared += said.imported is not None
     assert compared > 3
 

@@ -9,14 +9,14 @@ from hypothesis import assume, given
 from blockc.diff import Side, diff
 from blockc.graph import interp
 from blockc.graph.shrink import shrink
-from blockc.ir import Array, parameters
-from blockc.language.algebra import canonical
+from blockc.ir import Array, parameters_of
+from blockc.language.algebra import canonical_form
 from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof import prove
 from blockc.proof.cases import sequences
 from blockc.proof.matrix import SEED, TOLERANCE
-from blockc.report import report
+from blockc.report import make_report
 from blockc.source import parse
 from blockc.weights.rules import random_parameters
 from tests.fuzz.strategies import Keys, counted, specs, text
@@ -57,12 +57,12 @@ def test_what_a_spec_means_is_kept(spec: Keys) -> None:
     model = made(spec)
     again = made(model.resolved_yaml())
     assert again.decoder.semantic_hash == model.decoder.semantic_hash, text(spec)
-    assert parameters(again.function) == parameters(model.function)
-    assert canonical(again.decoder) == canonical(model.decoder)
+    assert parameters_of(again.function) == parameters_of(model.function)
+    assert canonical_form(again.decoder) == canonical_form(model.decoder)
     twin = compile_spec(shrink(model.spec))
     assert twin.function.causal == model.function.causal
-    figures = report(model.spec, model.decoder, model.function)
-    assert figures.parameters.total == sum(param.size for param in parameters(model.function).values())
+    figures = make_report(model.spec, model.decoder, model.function)
+    assert figures.parameters.total == sum(param.size for param in parameters_of(model.function).values())
     assert not diff(Side("a", b"", model), Side("b", b"", again)).changes
 
 
@@ -83,7 +83,7 @@ def test_no_output_depends_on_a_later_token(spec: Keys) -> None:
 
 def logits(model: Compiled, params: dict[str, Array], ids: Array) -> Array:
     inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(ids.shape[1])[None]}
-    return interp.run(model.function, inputs, params)["logits"]
+    return interp.interpret(model.function, inputs, params)["logits"]
 
 
 @counted(8, shrink=False)

@@ -13,7 +13,7 @@ import pytest
 from blockc import api
 from blockc.basics.floats import FLOATS
 from blockc.graph import interp
-from blockc.graph.contract import Held, Port, contract
+from blockc.graph.contract import Port, StatePort, contract_of
 from blockc.graph.target import Target
 from blockc.ir import (
     Arrays,
@@ -32,12 +32,12 @@ from blockc.ir import (
     Type,
     Value,
     apply,
-    called,
+    callee_of,
     inline,
     is_call,
     tensor,
 )
-from blockc.ir.reach import Constant, Leaks, Reach, Tokens, along
+from blockc.ir.reach import Constant, Leaks, Reach, Tokens, as_tokens
 from blockc.ops import Add
 from blockc.passes import with_buffer, with_cache
 from blockc.pipeline.compiled import PORTABLE, Compiled
@@ -94,11 +94,11 @@ def test_a_contract_says_how_a_graph_is_fed() -> None:
     assert {name for name, each in says.items() if each.fixed} == {"buffer", "by rows", "for cuda"}
     in_place = {name for name, each in says.items() if all(held.in_place for held in each.held)}
     assert in_place == {"fused", "buffer", "by rows", "for cuda"}
-    assert {name for name, each in says.items() if not each.every} == {"last", "top"}
+    assert {name for name, each in says.items() if not each.logits_of_every_token} == {"last", "top"}
     assert {name: each.top for name, each in says.items() if each.top} == {"top": 3}
     first = says["buffer"].held[0]
-    assert first == Held("past_key_values.0.key", "present.0.key", 0, "key", "float", ("B", 2, "M", 16), 2, True)
-    assert first.sized(3, 40) == (3, 2, 40, 16)
+    assert first == StatePort("past_key_values.0.key", "present.0.key", 0, "key", "float", ("B", 2, "M", 16), 2, True)
+    assert first.shape_for(3, 40) == (3, 2, 40, 16)
     assert {name for name, each in says.items() if each.fixed} == {"buffer", "by rows", "for cuda"}
     carried = replace(says["by rows"].held[0], grows=None)
     assert not replace(says["by rows"], held=(carried,)).fixed, "run twice it would have gone on twice"
@@ -125,7 +125,7 @@ class Real(Op):
         return [g.op("Cast", g.op("Slice", args[0], first, g.constant([2**30]), g.constant([1])), to=9)]
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
-        return (along(reaches[0]),)
+        return (as_tokens(reaches[0]),)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Previous(Op):
     def state(self, *args: Type) -> tuple[State, ...]:
         return (Carried("last", tensor("float", B, 1, self.width)),)
 
-    def going_on(self) -> Op:
+    def continue_states(self) -> Op:
         return replace(self, carried=True)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
@@ -174,7 +174,7 @@ class Previous(Op):
         return [out, g.op("GatherND", whole, end, batch_dims=1)] if self.carried else [out]
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
-        fine = all(along(reach) in (Tokens(1), Constant()) for reach in reaches)
+        fine = all(as_tokens(reach) in (Tokens(1), Constant()) for reach in reaches)
         out: Reach = Tokens(1) if fine else Leaks("the token before of something that leaks")
         return (out, Constant()) if self.carried else (out,)
 
@@ -215,9 +215,9 @@ def shifted(model: Compiled, only: bool = False, op: type[Previous] = Previous) 
     for n in root.nodes:
         operands, call = tuple(new[value] for value in n.inputs), None
         if is_call(n):
-            layer = known.setdefault(called(n), _shifted(called(n), only, op))
+            layer = known.setdefault(callee_of(n), _shifted(callee_of(n), only, op))
             operands, call = (*operands, real), Call(layer)
-        made = n.remade(inputs=operands, op=call)
+        made = n.remake(inputs=operands, op=call)
         new.update({n[i]: made[i] for i in range(len(n.types))})
     outputs = tuple((name, new[value]) for name, value in root.outputs)
     return Compiled(model.spec, model.decoder, replace(root, outputs=outputs))
@@ -231,7 +231,7 @@ def _shifted(layer: Function, only: bool, op: type[Previous]) -> Function:
     sum_ = apply(Add(), x[0], before, name="shifted")
     new: dict[Value, Value] = {n[0]: n[0] for n in layer.inputs} | {x[0]: sum_}
     for n in layer.nodes:
-        made = n.remade(inputs=tuple(new[value] for value in n.inputs))
+        made = n.remake(inputs=tuple(new[value] for value in n.inputs))
         new.update({n[i]: made[i] for i in range(len(n.types))})
     ((name, value),) = layer.outputs
     return replace(layer, inputs=(*layer.inputs, real), outputs=((name, sum_ if only else new[value]),))
@@ -301,7 +301,7 @@ def _greedy(model: Compiled, params: Any, row: list[int]) -> list[int]:
     for _ in range(8):
         ids = np.array([tokens])
         feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(len(tokens))[None]}
-        tokens.append(int(interp.run(model.function, feeds, params)["logits"][0, -1].argmax()))
+        tokens.append(int(interp.interpret(model.function, feeds, params)["logits"][0, -1].argmax()))
     return tokens[len(row) :]
 
 
@@ -332,12 +332,12 @@ def test_a_state_grows_along_its_own_axis() -> None:
     given = Node(Input(x, token_axis=1), (), "x")
     made = apply(Mean(), given[0], given[0], name="mean")
     cached = inline(with_cache(Function("Model", (given,), (("hidden", made),))))
-    (held,) = contract(cached).held
+    (held,) = contract_of(cached).held
     assert (held.past, held.shape, held.grows) == ("past_key_values.0.latent", ("B", "P", 5), 1)
     array = np.random.RandomState(0).randn(2, 6, 5)
-    whole = interp.run(cached, {"x": array, held.past: np.zeros((2, 0, 5))}, {})
-    first = interp.run(cached, {"x": array[:, :4], held.past: np.zeros((2, 0, 5))}, {})
-    later = interp.run(cached, {"x": array[:, 4:], held.past: first[held.present]}, {})
+    whole = interp.interpret(cached, {"x": array, held.past: np.zeros((2, 0, 5))}, {})
+    first = interp.interpret(cached, {"x": array[:, :4], held.past: np.zeros((2, 0, 5))}, {})
+    later = interp.interpret(cached, {"x": array[:, 4:], held.past: first[held.present]}, {})
     assert np.allclose(np.concatenate([first["hidden"], later["hidden"]], axis=1), whole["hidden"], atol=1e-12)
-    (written,) = contract(with_buffer(cached)).held
+    (written,) = contract_of(with_buffer(cached)).held
     assert (written.shape, written.grows, written.in_place) == (("B", "M", 5), 1, True)

@@ -10,8 +10,8 @@ from blockc.language.spec import load
 from blockc.ops.matrix import Linear
 from blockc.passes import with_cache
 from blockc.pipeline.compiled import Compiled, compile_spec
-from blockc.report import Report, report
-from blockc.report.graph import ONE_TOKEN, Bytes, flops, holds_scores, mask_of
+from blockc.report import Report, make_report
+from blockc.report.graph import ONE_TOKEN, Bytes, flops_of, holds_scores, mask_of
 from tests.spec_text import BARE, made
 from tests.structures import SPECS
 
@@ -50,7 +50,7 @@ MODELS = {
 
 
 def figures(model: Compiled) -> Report:
-    return report(model.spec, model.decoder, model.function, context=CONTEXT, batch=BATCH, dtype=DTYPE)
+    return make_report(model.spec, model.decoder, model.function, context=CONTEXT, batch=BATCH, dtype=DTYPE)
 
 
 def whole(model: Compiled) -> Function:
@@ -92,9 +92,9 @@ def test_figures_are_those_of_the_whole_graph(name: str) -> None:
     found, flat = figures(model), whole(model)
     attentions = [n for n in flat.nodes if holds_scores(n)]
     seen = [min(CONTEXT, mask_of(n)[0] or CONTEXT) for n in attentions]
-    assert found.flops.matmul_per_token == sum(flops(n, ONE_TOKEN) for n in flat.nodes if not holds_scores(n))
+    assert found.flops.matmul_per_token == sum(flops_of(n, ONE_TOKEN) for n in flat.nodes if not holds_scores(n))
     assert found.flops.attention_per_token == sum(
-        flops(n, ONE_TOKEN) * keys for n, keys in zip(attentions, seen, strict=True)
+        flops_of(n, ONE_TOKEN) * keys for n, keys in zip(attentions, seen, strict=True)
     )
     a = found.memory.activations
     assert (a.peak, a.peak_at, a.peak_materialised) == lives(flat)

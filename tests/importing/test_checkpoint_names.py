@@ -18,11 +18,11 @@ from blockc import api
 from blockc.basics.errors import CheckpointError
 from blockc.checks.checking import find_misses
 from blockc.graph import interp
-from blockc.importing import from_config
+from blockc.importing import import_config
 from blockc.importing.maps import model_types
-from blockc.ir import Array, parameters
+from blockc.ir import Array, parameters_of
 from blockc.language.spec import from_tree
-from blockc.layouts.wrapper import wrapper
+from blockc.layouts.wrapper import load_wrapper
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import Entry, MappingNode, ScalarNode
 from blockc.weights.checkpoint import open_checkpoint
@@ -135,7 +135,7 @@ def planned(folder: Path) -> tuple[Compiled, WeightPlan]:
 def off_by(folder: Path, truth: Array, ids: Array) -> float:
     """The largest difference of the oracle's logits, on the weights as they are planned, of the truth's spread."""
     model, made = planned(folder)
-    shapes = {path: param.shape for path, param in parameters(model.function).items()}
+    shapes = {path: param.shape for path, param in parameters_of(model.function).items()}
     params = {
         path: np.concatenate([piece.ravel() for piece in source.pieces()]).astype(np.float64).reshape(shapes[path])
         for path, source in made.sources.items()
@@ -143,7 +143,7 @@ def off_by(folder: Path, truth: Array, ids: Array) -> float:
     feeds: dict[str, Array] = {
         "input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(ids.shape[1])[None],
     }  # fmt: skip
-    logits = interp.run(model.function, feeds, params)["logits"]
+    logits = interp.interpret(model.function, feeds, params)["logits"]
     return float(np.abs(logits - truth).max() / truth.std())
 
 
@@ -268,7 +268,7 @@ def test_a_plain_model_with_a_tower_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_names_of_wrappers_are_those_of_transformers() -> None:
-    assert wrapper().dropped(["model.layers.0.mlp.up_proj.weight", "visually.x", "model.visual.x"]) == {
+    assert load_wrapper().towers_of(["model.layers.0.mlp.up_proj.weight", "visually.x", "model.visual.x"]) == {
         "model.visual.x": "visual"
     }
     small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -278,8 +278,8 @@ def test_the_names_of_wrappers_are_those_of_transformers() -> None:
         config = outside.AutoConfig.for_model(kind, text_config=text_config, vision_config=vision)
         with torch.device("meta"):
             names = [*outside.AutoModelForImageTextToText.from_config(config).state_dict()]
-        rest = [name for name in names if name not in wrapper().dropped(names)]
-        spelled = [s for s in wrapper().spellings if s("model.layers.0.self_attn.q_proj.weight") in names]
+        rest = [name for name in names if name not in load_wrapper().towers_of(names)]
+        spelled = [s for s in load_wrapper().spellings if s("model.layers.0.self_attn.q_proj.weight") in names]
         assert spelled and len(rest) < len(names), kind
         known = ("lm_head.", *(s.new for s in spelled))
         assert [name for name in rest if not name.startswith(known)] == [], kind
@@ -297,7 +297,7 @@ def test_of_each_kind_of_fault_the_first_are_listed() -> None:
 
 def test_a_layout_that_an_import_does_not_fit_is_said_at_its_config() -> None:
     """And not in the map of the model type, which nobody who imports can edit."""
-    tree = from_config(json.dumps({"model_type": "llama", **GROUPED}).encode(), "there/config.json", "x").tree
+    tree = import_config(json.dumps({"model_type": "llama", **GROUPED}).encode(), "there/config.json", "x").tree
     assert find_misses(compile_spec(from_tree(tree))) == []
     entry = tree.entries["checkpoint"]
     other = {**tree.entries, "checkpoint": Entry(entry.key, ScalarNode("gpt2", entry.value.place, "gpt2"))}

@@ -14,9 +14,9 @@ import pytest
 
 from blockc import api
 from blockc.basics.errors import CheckpointError
-from blockc.importing import from_config
-from blockc.importing.figures import by_layer, figures
-from blockc.importing.unlike import Told, told, unlike
+from blockc.importing import import_config
+from blockc.importing.figures import figures_by_layer, figures_of
+from blockc.importing.unlike import ConfigBeside, compare_config, read_config_beside
 from blockc.language.parts.mlp import TYPES
 from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import compile_spec
@@ -29,7 +29,7 @@ def beside(folder: Path, config: Mapping[str, Any], case: str, context: int | No
     """What is unlike the function of a case, and each line's place, which is that of the key it names."""
     text, file = json.dumps(config, indent=1), folder / "config.json"
     file.write_text(text)
-    lines = unlike(told(file), CASES[case].function, context)
+    lines = compare_config(read_config_beside(file), CASES[case].function, context)
     for line in lines:
         assert line.count(str(file)) == line.count("config.json") == 1, line  # by its path, and once
         for name, at in re.findall(rf"unlike: ([\w.]+) (?:is|gives) .* \({file}:(\d+):\d+\)", line):
@@ -47,9 +47,9 @@ def config_of(case: str, **changed: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("case", CASES)
 def test_what_transformers_writes_of_a_model_is_what_its_spec_says(case: str, tmp_path: Path) -> None:
     CASES[case].config().save_pretrained(tmp_path)
-    said = told(tmp_path / "config.json")
+    said = read_config_beside(tmp_path / "config.json")
     assert said.imported is not None and said.notes == ()
-    assert unlike(said, CASES[case].function, 64) == []
+    assert compare_config(said, CASES[case].function, 64) == []
 
 
 WRONG: dict[str, tuple[str, dict[str, Any], list[str]]] = {
@@ -98,7 +98,9 @@ MLPS = [*((word, act.name) for word, (act, _) in TYPES.items()),
 def test_every_other_activation_is_unlike_the_files(type_: str, word: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of("gpt2")))
     text = GPT2.replace("gelu_tanh", type_)
-    lines = unlike(told(tmp_path / "config.json"), compile_spec(from_tree(parse(text, "spec.yaml"))).function, 64)
+    lines = compare_config(
+        read_config_beside(tmp_path / "config.json"), compile_spec(from_tree(parse(text, "spec.yaml"))).function, 64
+    )
     wanted = rf"unlike: activation_function .*gelu_tanh.*, and the spec's activation is {word}"
     assert [line for line in lines if re.fullmatch(wanted, line)] == ([] if word == "gelu_tanh" else lines[:1])
     assert bool(lines) is (type_ != "gelu_tanh")
@@ -122,9 +124,9 @@ def test_an_unknown_key_that_tells_of_the_function_is_refused_and_another_noted(
     assert f"unknown key {name}" in beside(tmp_path, config_of("llama", **{name: 2}), "llama")[0]
     assert beside(tmp_path, config_of("llama", colour="red"), "llama") == []
     file = tmp_path / "config.json"
-    assert told(file).notes == (f"{file}: unknown keys that were not compared: colour",)
+    assert read_config_beside(file).notes == (f"{file}: unknown keys that were not compared: colour",)
     beside(tmp_path, config_of("llama", **{f"colour_{i:02}": i for i in range(23)}), "llama")
-    assert told(file).notes[0].endswith("colour_18, colour_19, and 3 more")
+    assert read_config_beside(file).notes[0].endswith("colour_18, colour_19, and 3 more")
 
 
 SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -154,22 +156,25 @@ def test_scaled_rope_is_compared(case: str, scaling: Any, keys: list[str], tmp_p
 def test_a_config_that_is_no_json_object_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"config.json(:1:\d+)?: not a JSON object"):
-        told(tmp_path / "config.json")
+        read_config_beside(tmp_path / "config.json")
 
 
 def test_a_config_of_a_model_type_without_a_map_is_noted(tmp_path: Path) -> None:
     """Code that it names is not looked at. A file that is not there says nothing."""
     strange = {"model_type": "strange", "auto_map": {"AutoModel": "evil.Evil"}, "rope_theta": 7}
     assert beside(tmp_path, strange, "llama") == []
-    (note,) = told(tmp_path / "config.json").notes
+    (note,) = read_config_beside(tmp_path / "config.json").notes
     assert note == f"{tmp_path / 'config.json'}: unknown model type strange: it was not compared with the spec"
-    assert beside(tmp_path, {"rope_theta": 7}, "llama") == [] and len(told(tmp_path / "config.json").notes) == 1
-    assert told(tmp_path / "absent.json") == Told()
+    assert (
+        beside(tmp_path, {"rope_theta": 7}, "llama") == []
+        and len(read_config_beside(tmp_path / "config.json").notes) == 1
+    )
+    assert read_config_beside(tmp_path / "absent.json") == ConfigBeside()
 
 
 def test_a_spec_that_does_not_stand_is_a_fault_where_asserts_are_left_out_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 30}))
-    (fault,) = told(tmp_path / "config.json").faults
+    (fault,) = read_config_beside(tmp_path / "config.json").faults
     assert "attention.heads 32 does not divide width 30" in fault
     asked = "import sys; from pathlib import Path; from blockc.importing.unlike import told; "
     asked += "print(*told(Path(sys.argv[1])).faults)"
@@ -182,7 +187,7 @@ def test_a_spec_in_block_algebra_that_is_the_same_function_is_like_the_file(tmp_
     config = {"model_type": "gpt_neox", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
               "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    said = told(tmp_path / "config.json")
+    said = read_config_beside(tmp_path / "config.json")
     keys = """\
 blockc: 1
 name: x
@@ -202,7 +207,7 @@ parts: {before: {norm: {}}, other: {norm: {}}}
         ("[{residual: [before, {sum: [[attention], [other, mlp]]}]}]", False),
     ):
         model = compile_spec(from_tree(parse(f"{keys}block: {block}\n", "spec.yaml")))
-        assert (unlike(said, model.function, 64) == []) is like, block
+        assert (compare_config(said, model.function, 64) == []) is like, block
 
 
 def test_figures_do_not_go_by_what_parts_are_called() -> None:
@@ -224,24 +229,24 @@ parts: {before: {norm: {}}, behind: {norm: {}}, normal: {mlp: {}}}
 block: [{residual: [before, attention]}, {residual: [behind, normal]}]
 """
     function = compile_spec(from_tree(parse(keys, "spec.yaml"))).function
-    layer = by_layer(function)[1]
+    layer = figures_by_layer(function)[1]
     assert layer["biases"] == {"attention.o.bias", "normal.up.bias"} and layer["mlp.width"] == {96}
-    found = figures(function)
+    found = figures_of(function)
     assert found["biases"] == {*layer["biases"], "head.bias"}
     assert found["embedding.scale"] == {3} and found["head.scale"] == {0.5}
     assert found["vocab"] == {64} and found["width"] == {32} and found["head.tied"] == {False}
     tied = compile_spec(from_tree(parse(keys.replace("tied: false", "tied: true"), "spec.yaml"))).function
-    assert figures(tied) == found | {"head.tied": {True}}
+    assert figures_of(tied) == found | {"head.tied": {True}}
 
 
 def test_what_scales_a_branch_is_named(tmp_path: Path) -> None:
     config = {"model_type": "granite", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96,
               "num_hidden_layers": 2, "num_attention_heads": 4, "residual_multiplier": 0.5}  # fmt: skip
     said = json.dumps(config)
-    ours = compile_spec(from_tree(from_config(said.encode(), "config.json", "x").tree)).function
+    ours = compile_spec(from_tree(import_config(said.encode(), "config.json", "x").tree)).function
     file = tmp_path / "config.json"
     file.write_text(said.replace("0.5", "0.25"))
-    (line,) = unlike(told(file), ours, 64)
+    (line,) = compare_config(read_config_beside(file), ours, 64)
     assert line.startswith("unlike: residual_multiplier is 0.25 (")
     assert line.endswith(", and the spec's residual_scale is 0.5")
 

@@ -24,18 +24,18 @@ from blockc import api
 from blockc.basics.errors import CheckpointError
 from blockc.cli import app, run_guarded
 from blockc.graph import interp
-from blockc.graph.build import build
+from blockc.graph.build import build_graph
 from blockc.graph.shrink import shrink
-from blockc.importing import config_file, from_config
+from blockc.importing import find_config, import_config
 from blockc.importing.maps import OPS, WORDS, load_map, model_types, read_map
-from blockc.importing.unlike import told, unlike
-from blockc.ir import Array, parameters
+from blockc.importing.unlike import compare_config, read_config_beside
+from blockc.ir import Array, parameters_of
 from blockc.language.algebra import elaborate
-from blockc.language.fmt import formatted
-from blockc.language.spec import Document, Spec, from_tree, load, resolved
-from blockc.layouts import layout
+from blockc.language.fmt import format_spec
+from blockc.language.spec import Document, Spec, from_tree, load, resolve_spec
+from blockc.layouts import load_layout
 from blockc.pipeline.compiled import compile_spec
-from blockc.source import SpecError, override, parse, plain, render
+from blockc.source import SpecError, override, parse, render_finding, to_plain
 from blockc.source.jsontext import parse_json
 from blockc.weights.rules import group_sizes, pack, patterns, rules, unpack
 from blockc.weights.safetensors import read_safetensors
@@ -52,7 +52,7 @@ Config = Mapping[str, Any]
 
 def tree(config: Config | str) -> Any:
     text = config if isinstance(config, str) else json.dumps(config, indent=2)
-    return from_config(text.encode(), "config.json", "imported").tree
+    return import_config(text.encode(), "config.json", "imported").tree
 
 
 def spec(config: Config) -> Spec:
@@ -61,7 +61,7 @@ def spec(config: Config) -> Spec:
 
 def said(config: Config) -> Any:
     """The keys of the spec."""
-    return plain(tree(config))
+    return to_plain(tree(config))
 
 
 def meaning(spec: Spec) -> str:
@@ -71,7 +71,7 @@ def meaning(spec: Spec) -> str:
 def faults(config: Config | str) -> str:
     with pytest.raises(SpecError) as caught:
         tree(config)
-    return "\n".join(render(each) for each in caught.value.findings)
+    return "\n".join(render_finding(each) for each in caught.value.findings)
 
 
 GPT2 = {"model_type": "gpt2"}
@@ -89,11 +89,11 @@ def test_a_published_config_gives_the_published_model(name: str, tmp_path: Path)
     """The count is that of transformers, the layout fits, and what `build` compares of a config.json was imported."""
     row = ROWS[name]
     made = spec(row["hf_config"])
-    function = build(elaborate(made))
-    assert sum(param.size for param in parameters(function).values()) == row["parameters"]
-    patterns(layout(made.top.checkpoint or ""), function, group_sizes(function))
+    function = build_graph(elaborate(made))
+    assert sum(param.size for param in parameters_of(function).values()) == row["parameters"]
+    patterns(load_layout(made.top.checkpoint or ""), function, group_sizes(function))
     (tmp_path / "config.json").write_text(json.dumps(row["hf_config"]))
-    assert unlike(told(tmp_path / "config.json"), function, made.top.context) == []
+    assert compare_config(read_config_beside(tmp_path / "config.json"), function, made.top.context) == []
 
 
 def test_every_model_type_has_a_published_config() -> None:
@@ -177,7 +177,7 @@ def test_what_transformers_saves_of_a_twin_is_the_twin(name: str) -> None:
     outside = OUTSIDE[name]
     assert outside.config is not None
     twin = shrink(load(ROOT / "specs" / f"{name}.yaml"))
-    config = written(outside.config(resolved(twin)))
+    config = written(outside.config(resolve_spec(twin)))
     if config["model_type"] == "bloom":  # which says no context
         config["seq_length"] = twin.top.context
     long = override(tree(config), f"context={twin.top.context}")  # which a twin's yarn reaches beyond
@@ -239,7 +239,7 @@ def test_a_folder_of_transformers_is_imported_and_computes_the_same(pairing: str
     text = api.import_spec(tmp_path)
     assert f"pairing: {pairing}" in text and "as the checkpoint's tensors have them" in text
     model = compile_spec(from_tree(parse(text, "spec.yaml")))
-    held = rules(layout(model.spec.top.checkpoint or ""), model.function, group_sizes(model.function))
+    held = rules(load_layout(model.spec.top.checkpoint or ""), model.function, group_sizes(model.function))
     tensors = read_safetensors(tmp_path)
     params = unpack(held, tensors)
     again = pack(held, params)
@@ -257,7 +257,7 @@ def test_falcon_with_slopes_and_one_branch_after_the_other(changes: Config, tmp_
     text = api.import_spec(tmp_path)
     model = compile_spec(from_tree(parse(text, "spec.yaml")))
     assert ("alibi: {max_bias: 8, scale: 0.3535" in text) == config.alibi
-    held = rules(layout(model.spec.top.checkpoint or ""), model.function, group_sizes(model.function))
+    held = rules(load_layout(model.spec.top.checkpoint or ""), model.function, group_sizes(model.function))
     params = unpack(held, read_safetensors(tmp_path))
     assert np.abs(_logits(model.function, params) - _torch(theirs)).max() < 1e-5
 
@@ -282,13 +282,13 @@ def test_stablelm_with_one_norm_a_layer_and_norms_of_heads(qk_layernorm: bool, t
     model = compile_spec(spec(json.loads((tmp_path / "config.json").read_text())))
     if not qk_layernorm:
         assert "placement: parallel_one" in api.import_spec(tmp_path)
-        params = unpack(rules(layout("stablelm-parallel"), model.function, {}), tensors)
+        params = unpack(rules(load_layout("stablelm-parallel"), model.function, {}), tensors)
     else:
         with pytest.raises(CheckpointError, match=r"no layout describes .* import config.json alone"):
             api.import_spec(tmp_path)
         norms = {name: tensors.pop(name) for name in [*tensors] if "_layernorm.norms." in name}
         plain_ = compile_spec(spec({**written(config), "qk_layernorm": False}))
-        params = unpack(rules(layout("stablelm-parallel"), plain_.function, {}), tensors)
+        params = unpack(rules(load_layout("stablelm-parallel"), plain_.function, {}), tensors)
         for i, (what, heads) in product(range(2), (("q", 4), ("k", 2))):
             at = f"model.layers.{i}.self_attn.{what}_layernorm.norms"
             params[f"layers.{i}.attention.{what}_norm.weight"] = np.stack(
@@ -305,7 +305,7 @@ def test_stablelm_2_12b_has_the_parameters_of_its_code() -> None:
         "use_parallel_residual": True, "use_qkv_bias": False, "partial_rotary_factor": 0.25,
         "tie_word_embeddings": False,
     })  # fmt: skip
-    assert sum(param.size for param in parameters(build(elaborate(made))).values()) == 12_143_185_920
+    assert sum(param.size for param in parameters_of(build_graph(elaborate(made))).values()) == 12_143_185_920
 
 
 IDS = np.random.RandomState(0).randint(3, 128, (2, 9))
@@ -313,7 +313,7 @@ IDS = np.random.RandomState(0).randint(3, 128, (2, 9))
 
 def _logits(function: Any, params: Mapping[str, Array]) -> Array:
     feeds = {"input_ids": IDS, "attention_mask": np.ones_like(IDS), "position_ids": np.arange(9)[None].repeat(2, 0)}
-    return interp.run(function, feeds, params)["logits"]
+    return interp.interpret(function, feeds, params)["logits"]
 
 
 def _torch(model: Any) -> Array:
@@ -388,7 +388,7 @@ def test_a_language_model_among_encoders_is_that_model_alone(tmp_path: Path) -> 
     assert whole["vision_config"] and meaning(spec(whole)) == meaning(spec(written(text)))
     (tmp_path / "config.json").write_text(json.dumps(whole))
     other = spec(written(transformers.Gemma3TextConfig(hidden_size=96, num_hidden_layers=7, sliding_window=25)))
-    (line,) = unlike(told(tmp_path / "config.json"), build(elaborate(other)), 64)
+    (line,) = compare_config(read_config_beside(tmp_path / "config.json"), build_graph(elaborate(other)), 64)
     assert line.startswith(f"unlike: sliding_window gives 24 and none ({tmp_path / 'config.json'}:")
     assert line.endswith("and the spec's attention.window is 25 and none")
     for name in ("quantization_config", "compression_config"):
@@ -488,16 +488,16 @@ def test_dynamic_rope_begins_where_the_positions_of_the_config_end(kind: str, tm
     word = "type" if kind == "internlm2" else "rope_type"
     config = {**LLAMA, "model_type": kind, "num_key_value_heads": 4, "rope_scaling": {word: "dynamic", "factor": 2.5}}
     made = spec(config)
-    assert (made.top.context, resolved(made)["attention"]["rope"]["scaling"]) == (
+    assert (made.top.context, resolve_spec(made)["attention"]["rope"]["scaling"]) == (
         160, {"type": "dynamic", "factor": 2.5, "original": 64},
     )  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    says, function = told(tmp_path / "config.json"), build(elaborate(made))
-    assert unlike(says, function, 160) == []
-    (line,) = unlike(says, function, 161)
+    says, function = read_config_beside(tmp_path / "config.json"), build_graph(elaborate(made))
+    assert compare_config(says, function, 160) == []
+    (line,) = compare_config(says, function, 161)
     assert "gives 160" in line and line.endswith("and the spec's context is longer: 161")
     other = spec({**config, "max_position_embeddings": 32, "rope_scaling": {word: "dynamic", "factor": 2}})
-    assert len(unlike(says, build(elaborate(other)), 160)) == 2
+    assert len(compare_config(says, build_graph(elaborate(other)), 160)) == 2
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ def test_longrope_goes_by_length_where_its_context_is_longer(context: int, choic
     lists = {"short_factor": [1, 1.5, 2, 2, 2, 2, 2, 2], "long_factor": [1, 2, 3, 4, 5, 6, 7, 8]}
     rope = {"type": "longrope", **lists}
     config = {**LLAMA, "model_type": "phi3", "max_position_embeddings": context, "rope_scaling": rope}
-    scaling = resolved(spec({**config, "original_max_position_embeddings": 64}))["attention"]["rope"]["scaling"]
+    scaling = resolve_spec(spec({**config, "original_max_position_embeddings": 64}))["attention"]["rope"]["scaling"]
     assert {key: scaling[key] for key in ("choose", "original") if key in scaling} == choice
 
 
@@ -521,7 +521,7 @@ def test_odd_bytes_end_in_a_finding() -> None:
             odd[chance.randrange(len(odd))] = chance.choice(b'\x00\xff{}[],:"0-9eE \n\\tfn')
         for data in (bytes(odd), chance.randbytes(5000)):
             try:
-                from_tree(from_config(data, "config.json", "odd").tree)
+                from_tree(import_config(data, "config.json", "odd").tree)
             except SpecError as error:
                 assert error.findings and all(each.code.name.startswith("BLC") for each in error.findings)
 
@@ -531,7 +531,7 @@ def test_odd_bytes_end_in_a_finding() -> None:
     ['{"a": [1, 2.5, -3e2, "b\\u00e9\\"", true, false, {"c": {}}, []]}', '\t{ "a" : "\\ud83d\\ude00" }\r\n', "{}"],
 )
 def test_json_is_read_as_json_is_read(text: str) -> None:
-    assert plain(parse_json(text.encode(), "c.json")) == json.loads(text)
+    assert to_plain(parse_json(text.encode(), "c.json")) == json.loads(text)
 
 
 # The maps
@@ -640,8 +640,8 @@ def folder(at: Path, config: Config = LLAMA) -> Path:
 
 
 def weights(config: Config) -> dict[str, Array]:
-    function = build(elaborate(spec(config)))
-    held = rules(layout("llama"), function, group_sizes(function))
+    function = build_graph(elaborate(spec(config)))
+    held = rules(load_layout("llama"), function, group_sizes(function))
     return {rule.name: np.ones(rule.shape, np.float32) for rule in held}
 
 
@@ -665,7 +665,7 @@ expect: {parameters: 78144, kv_values_per_token: 128}
 def test_import_prints_the_spec_that_a_person_would_write(tmp_path: Path) -> None:
     at = folder(tmp_path / "Tiny Llama", {**LLAMA, "num_key_value_heads": 2})
     assert run("import", str(at)) == (0, SPEC, "")
-    assert formatted(SPEC.encode(), "spec") == SPEC.encode()
+    assert format_spec(SPEC.encode(), "spec") == SPEC.encode()
     assert {each.severity for each in api.check_text(SPEC.encode(), "spec.yaml")} == {"warning"}  # of its tiny widths
     assert run("import", str(at / "config.json"), "-o", str(tmp_path / "spec.yaml")) == (0, "", "")
     assert (tmp_path / "spec.yaml").read_text() == SPEC
@@ -689,7 +689,7 @@ def test_a_wrong_config_leaves_no_file(tmp_path: Path) -> None:
     assert not (tmp_path / "spec.yaml").exists()
     assert run("import", str(tmp_path))[0] == 2
     assert run("import", str(tmp_path / "absent"))[0] == 2
-    assert config_file(tmp_path) is None
+    assert find_config(tmp_path) is None
 
 
 def test_a_checkpoint_that_does_not_fit_is_named_before_its_weights_are_read(tmp_path: Path) -> None:

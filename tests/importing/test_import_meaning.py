@@ -12,16 +12,16 @@ import torch
 import transformers
 
 from blockc import api
-from blockc.graph.build import build
-from blockc.importing import Imported, from_config
+from blockc.graph.build import build_graph
+from blockc.importing import ImportResult, import_config
 from blockc.importing.maps import load_map, model_types
-from blockc.importing.unlike import told, unlike
-from blockc.ir import functions, parameters
+from blockc.importing.unlike import compare_config, read_config_beside
+from blockc.ir import functions_of, parameters_of
 from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
 from blockc.ops import RotaryTable
 from blockc.pipeline.compiled import compile_spec
-from blockc.source import SpecError, parse, plain, render
+from blockc.source import SpecError, parse, render_finding, to_plain
 from tests.fuzz.configs import LISTS, Outcome, base, outcome, quiet
 from tests.importing.test_import import run
 from tests.paths import DATA
@@ -34,8 +34,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_fr
 LONG = {"type": "longrope", "original_max_position_embeddings": 16, **{key: each[:4] for key, each in LISTS.items()}}
 
 
-def imported(config: Config) -> Imported:
-    return from_config(json.dumps(config, indent=1).encode(), "config.json", "x")
+def imported(config: Config) -> ImportResult:
+    return import_config(json.dumps(config, indent=1).encode(), "config.json", "x")
 
 
 def case(name: str) -> Config:
@@ -71,7 +71,7 @@ def test_what_transformers_takes_otherwise_is_taken_so_and_warned_of(kind: str, 
     assert outcome(config) == Outcome("same")
     (found,) = (each for each in imported(config).warnings if each.severity == "warning")
     assert (found.code.name, found.place.file) == ("BLC708", "config.json")
-    assert said in render(found)
+    assert said in render_finding(found)
 
 
 def test_a_type_that_is_not_read_and_says_the_same_is_not_warned_of() -> None:
@@ -83,7 +83,7 @@ def test_a_part_of_the_head_that_is_null_is_the_whole_head(kind: str) -> None:
     quiet()
     config: Config = {"model_type": kind, **base(kind), "partial_rotary_factor": None}
     assert outcome(config) == Outcome("same")
-    rope = plain(imported(config).tree)["attention"]["rope"]  # type: ignore[index,call-overload]
+    rope = to_plain(imported(config).tree)["attention"]["rope"]  # type: ignore[index,call-overload]
     assert "dims" not in rope
 
 
@@ -92,11 +92,11 @@ def test_two_norms_of_the_old_falcon_are_two() -> None:
     config = case("falcon-two-norms")
     spec = from_tree(imported(config).tree)
     theirs: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    ours = parameters(build(elaborate(spec)))
+    ours = parameters_of(build_graph(elaborate(spec)))
     assert sum(param.size for param in ours.values()) == sum(p.numel() for p in theirs.parameters())
     assert "layers.0.mlp_norm.weight" in ours
     config["num_ln_in_parallel_attn"] = None
-    assert "layers.0.mlp_norm.weight" not in parameters(build(elaborate(from_tree(imported(config).tree))))
+    assert "layers.0.mlp_norm.weight" not in parameters_of(build_graph(elaborate(from_tree(imported(config).tree))))
 
 
 # Taken, and equal
@@ -148,18 +148,18 @@ def test_scalings_that_the_check_of_phi3_refuses_are_those_of_its_code(scaling: 
     theirs: Any = transformers.AutoConfig.for_model(**config)
     theirs.rope_parameters = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0, **scaling}
     rotary = Phi3RotaryEmbedding(theirs)
-    function = build(elaborate(from_tree(imported({**config, "rope_scaling": scaling}).tree)))
-    (table,) = {n.op for each in functions(function) for n in each.nodes if isinstance(n.op, RotaryTable)}
+    function = build_graph(elaborate(from_tree(imported({**config, "rope_scaling": scaling}).tree)))
+    (table,) = {n.op for each in functions_of(function) for n in each.nodes if isinstance(n.op, RotaryTable)}
     assert torch.from_numpy(table.frequencies).float().allclose(rotary.inv_freq, rtol=5e-7, atol=0)
     assert table.factor == pytest.approx(rotary.attention_scaling, rel=1e-6)
 
 
 def test_two_activations_of_gemma_are_the_one_that_is_meant() -> None:
     config = case("gemma7b-two-activations")
-    keys: Any = plain(imported(config).tree)
+    keys: Any = to_plain(imported(config).tree)
     assert keys["mlp"]["type"] == "geglu_tanh" and codes(config) == ["BLC708"]
     spec = from_tree(imported(config).tree)
-    assert sum(param.size for param in parameters(build(elaborate(spec))).values()) == 8_537_680_896
+    assert sum(param.size for param in parameters_of(build_graph(elaborate(spec))).values()) == 8_537_680_896
 
 
 def test_the_context_of_yarn_is_the_larger_of_two_figures_and_both_are_named(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_build_and_an_import_show_their_warnings(tmp_path: Path) -> None:
     assert "10000 is taken" in run("import", str(tmp_path))[2]
     code, _, err = run("build", str(tmp_path), "--no-verify", "--out", str(tmp_path / "out"))
     assert code == 0 and "10000 is taken" in err
-    assert "10000 is taken" in told(tmp_path / "config.json").notes[0]
+    assert "10000 is taken" in read_config_beside(tmp_path / "config.json").notes[0]
 
 
 # One reader: what the import takes is what lies beside weights
@@ -193,8 +193,8 @@ def test_a_build_and_an_import_show_their_warnings(tmp_path: Path) -> None:
 def test_what_is_imported_is_like_the_file_beside_its_weights(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(case(name)))
     model = api.compile(tmp_path / "config.json")
-    said = told(tmp_path / "config.json")
-    assert said.imported is not None and unlike(said, model.function, model.spec.top.context) == []
+    said = read_config_beside(tmp_path / "config.json")
+    assert said.imported is not None and compare_config(said, model.function, model.spec.top.context) == []
 
 
 # Wrappers
@@ -213,7 +213,7 @@ def test_what_stands_around_a_language_model_is_without_effect_on_it(kind: str) 
         text: Config = {"model_type": inner, **base(inner)}
         whole = {"model_type": kind, **WRAPPERS[kind], "text_config": text}
         made = imported(whole)
-        assert plain(made.tree) == plain(imported(text).tree) and made.warnings == ()
+        assert to_plain(made.tree) == to_plain(imported(text).tree) and made.warnings == ()
 
 
 def test_the_language_model_of_a_wrapper_has_a_map() -> None:
@@ -225,7 +225,7 @@ def test_the_language_model_of_a_wrapper_has_a_map() -> None:
 def test_what_a_wrapper_says_of_its_language_model() -> None:
     text: Config = {"model_type": "llama", **base("llama")}
     whole = {"model_type": "strange", "text_config": text, "tie_word_embeddings": True, "hidden_size": 99}
-    keys: Any = plain(imported(whole).tree)
+    keys: Any = to_plain(imported(whole).tree)
     assert keys["head"] == {"tied": True} and keys["width"] == 32
     (warned,) = imported(whole).warnings
     assert warned.message == "hidden_size stands around the language model, and is not read: that of text_config is 32"
@@ -292,7 +292,7 @@ def test_two_objects_for_one_rope_are_refused_where_they_differ() -> None:
 def test_a_vocabulary_beyond_int64_is_refused_at_its_line() -> None:
     config = {"model_type": "llama", "hidden_size": 32, "vocab_size": 10**29}
     with pytest.raises(SpecError) as caught:
-        from_tree(from_config(json.dumps(config, indent=1).encode(), "config.json", "x").tree)
+        from_tree(import_config(json.dumps(config, indent=1).encode(), "config.json", "x").tree)
     places = [(each.place.file, each.place.line) for each in caught.value.findings]
     assert ("config.json", 4) in places and {file for file, _ in places} == {"config.json"}
 
@@ -309,8 +309,8 @@ def test_a_figure_that_the_spec_alone_lacks_is_named_by_its_own_key(tmp_path: Pa
               "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
               "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    said = told(tmp_path / "config.json")
+    said = read_config_beside(tmp_path / "config.json")
     lines = [line for line in api.import_spec(tmp_path / "config.json").splitlines() if "embedding:" not in line]
     other = compile_spec(from_tree(parse("\n".join([*lines, ""]), "spec.yaml")))
-    (found,) = unlike(said, other.function, 64)
+    (found,) = compare_config(said, other.function, 64)
     assert "embedding.scale" in found and "layer_types" not in found

@@ -13,15 +13,15 @@ import torch
 import transformers
 
 from blockc.graph import interp
-from blockc.graph.interp import run
+from blockc.graph.interp import interpret
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
-from blockc.importing import from_config
+from blockc.importing import import_config
 from blockc.ir import Array
 from blockc.language.parts.base import Scope
 from blockc.language.parts.mlp import Mlp
 from blockc.language.spec import from_tree, load
-from blockc.layouts import layout
+from blockc.layouts import load_layout
 from blockc.ops import LayerNorm
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import SpecError
@@ -58,7 +58,7 @@ def test_an_mlp_is_that_of_transformers_activation(word: Any, theirs: str, gated
     gate, up, down = (torch.from_numpy(params[f"mlp.{m}.weight"]) for m in ("gate" if gated else "up", "up", "down"))
     act = ACT2FN[theirs](torch.from_numpy(x) @ gate.T)
     wanted = ((act * (torch.from_numpy(x) @ up.T) if gated else act) @ down.T).numpy()
-    assert np.abs(run(function, {"x": x}, params)["out"] - wanted).max() < 1e-12 * wanted.std()
+    assert np.abs(interpret(function, {"x": x}, params)["out"] - wanted).max() < 1e-12 * wanted.std()
 
 
 def test_a_norm_around_an_offset_is_fused_and_its_gain_holds_it() -> None:
@@ -99,9 +99,9 @@ def test_a_packed_checkpoint_of_transformers_is_read(name: str, tmp_path: Path) 
     for parameter in theirs.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     theirs.save_pretrained(tmp_path)
-    spec = from_tree(from_config((tmp_path / "config.json").read_bytes(), "config.json", "packed").tree)
+    spec = from_tree(import_config((tmp_path / "config.json").read_bytes(), "config.json", "packed").tree)
     model = compile_spec(spec)
-    held = rules(layout(spec.top.checkpoint or ""), model.function, group_sizes(model.function))
+    held = rules(load_layout(spec.top.checkpoint or ""), model.function, group_sizes(model.function))
     params = unpack(held, read_safetensors(tmp_path))
     with torch.no_grad():
         wanted = theirs.double()(torch.from_numpy(IDS)).logits.numpy()
@@ -110,7 +110,7 @@ def test_a_packed_checkpoint_of_transformers_is_read(name: str, tmp_path: Path) 
 
 def _logits(model: Compiled, params: dict[str, Array]) -> Array:
     feeds = {"input_ids": IDS, "attention_mask": np.ones_like(IDS), "position_ids": np.arange(9)[None].repeat(2, 0)}
-    return interp.run(model.function, feeds, params)["logits"]
+    return interp.interpret(model.function, feeds, params)["logits"]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -127,5 +127,5 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_a_family_cannot_say_is_refused_by_name(model_type: str) -> None:
     change, message = REFUSED[model_type]
     with pytest.raises(SpecError) as caught:
-        from_config(json.dumps({"model_type": model_type, **change}).encode(), "config.json", "x")
+        import_config(json.dumps({"model_type": model_type, **change}).encode(), "config.json", "x")
     assert any(message in each.message for each in caught.value.findings)

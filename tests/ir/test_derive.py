@@ -36,23 +36,23 @@ from blockc.ir import (
     Type,
     Value,
     node,
-    parameters,
+    parameters_of,
     tensor,
     transform,
 )
 from blockc.ir.derive import (
     Derivation,
-    Interleaved,
+    Interleave,
     Join,
     Pass,
-    Passed,
-    Permuted,
-    Quantised,
+    PassResult,
+    Permute,
+    Quantise,
     Slice,
-    as_held,
-    with_derived,
+    add_derived,
+    round_params,
 )
-from blockc.layouts import Item, layout
+from blockc.layouts import Item, load_layout
 from blockc.ops import Linear
 from blockc.pipeline import recipes
 from blockc.pipeline.compiled import Compiled
@@ -80,19 +80,19 @@ A, B = PARAMS["a"], PARAMS["b"]
         (Join(("a", "b"), axis=1), np.hstack([A, B])),
         (Slice(("a",), 1, 3), A[1:3]),
         (Slice(("a",), 0, 2, axis=1), A[:, :2]),
-        (Permuted(("a",), (2, 0, 3, 1)), A[[2, 0, 3, 1]]),
-        (Permuted(("a",), (5, 4, 3, 2, 1, 0), axis=1), A[:, ::-1]),
-        (Interleaved(("a", "b")), np.array([row for pair in zip(A, B, strict=True) for row in pair])),
-        (Interleaved(("a", "b"), axis=1), np.array([np.ravel([x, y], "F") for x, y in zip(A, B, strict=True)])),
-        (Slice((Join((Permuted(("a",), (3, 2, 1, 0)), "b")),), 3, 5), np.array([A[0], B[0]])),
+        (Permute(("a",), (2, 0, 3, 1)), A[[2, 0, 3, 1]]),
+        (Permute(("a",), (5, 4, 3, 2, 1, 0), axis=1), A[:, ::-1]),
+        (Interleave(("a", "b")), np.array([row for pair in zip(A, B, strict=True) for row in pair])),
+        (Interleave(("a", "b"), axis=1), np.array([np.ravel([x, y], "F") for x, y in zip(A, B, strict=True)])),
+        (Slice((Join((Permute(("a",), (3, 2, 1, 0)), "b")),), 3, 5), np.array([A[0], B[0]])),
     ],
     ids=str,
 )
 def test_a_derivation_gives_what_it_says_and_in_the_shape_that_it_says(derivation: Derivation, wanted: Array) -> None:
-    got = with_derived(PARAMS, {"made": derivation})
+    got = add_derived(PARAMS, {"made": derivation})
     np.testing.assert_array_equal(got["made"], wanted)
     held = {name: Param(name, array.shape, "matrix") for name, array in PARAMS.items()}
-    assert derivation.given("made", held) == Param("made", wanted.shape, "matrix")
+    assert derivation.param_of("made", held) == Param("made", wanted.shape, "matrix")
     assert set(derivation.leaves) <= {"a", "b"}
 
 
@@ -100,11 +100,11 @@ def test_a_derivation_gives_what_it_says_and_in_the_shape_that_it_says(derivatio
     ("derivation", "shapes"),
     [
         (Join(("a", "b")), ((4, 6), (4, 5))),
-        (Interleaved(("a", "b")), ((4, 6), (5, 6))),
+        (Interleave(("a", "b")), ((4, 6), (5, 6))),
         (Slice(("a",), 2, 5), ((4, 6),)),
         (Slice(("a",), 2, 2), ((4, 6),)),
-        (Permuted(("a",), (0, 0, 1, 2)), ((4, 6),)),
-        (Quantised(("a",), "codes", block=15), ((4, 6),)),
+        (Permute(("a",), (0, 0, 1, 2)), ((4, 6),)),
+        (Quantise(("a",), "codes", block=15), ((4, 6),)),
     ],
     ids=str,
 )
@@ -121,7 +121,7 @@ def test_a_quantised_matrix_is_what_onnxruntime_takes_it_for(bits: int, width: i
     w = np.random.RandomState(bits).randn(6, width)
     w[1] += 3  # a row without a number below 0
     w[2] = 0
-    made = {part: Quantised(("w",), part, bits, 16) for part in ("codes", "scales", "zeros")}
+    made = {part: Quantise(("w",), part, bits, 16) for part in ("codes", "scales", "zeros")}
     held = {part: each.of({"w": w}.__getitem__) for part, each in made.items()}
     for part, each in made.items():
         param = each.param(part, Param("w", w.shape, "matrix"))
@@ -160,16 +160,16 @@ def restored(held: dict[str, Array], bits: int, width: int) -> Array:
 
 def test_what_a_rounded_matrix_stands_for_goes_back_to_what_it_was_made_from() -> None:
     """Through every other derivation, and no other parameter changes; the numbers derived of it are then the same."""
-    joined = Join((Permuted(("a",), (3, 2, 0, 1)), Slice(("b",), 1, 3)))
-    whole = Interleaved((joined, joined), axis=1)
-    rounded = Quantised((whole,), "codes", 8, 4)
-    held = as_held({**PARAMS, "c": A}, [rounded])
-    stands = rounded.rounded(whole.of(PARAMS.__getitem__))[0]
+    joined = Join((Permute(("a",), (3, 2, 0, 1)), Slice(("b",), 1, 3)))
+    whole = Interleave((joined, joined), axis=1)
+    rounded = Quantise((whole,), "codes", 8, 4)
+    held = round_params({**PARAMS, "c": A}, [rounded])
+    stands = rounded.round_sources(whole.of(PARAMS.__getitem__))[0]
     np.testing.assert_array_equal(whole.of(held.__getitem__), stands)
     assert 0 < np.abs(held["a"] - A).max() < 0.02 and held["c"] is A
     np.testing.assert_array_equal(held["b"][[0, 3]], B[[0, 3]])
     assert (held["b"][1:3] != B[1:3]).any()
-    assert rounded.loses and not whole.loses and Slice((rounded,), 0, 1).loses
+    assert rounded.is_lossy and not whole.is_lossy and Slice((rounded,), 0, 1).is_lossy
 
 
 # Two passes that make parameters
@@ -215,7 +215,7 @@ class BlockLinear(Op):
 
     def params(self) -> tuple[Param, ...]:
         weight = Param("weight", (self.outputs, self.inputs), "matrix")
-        return tuple(Quantised(("weight",), part, 4, 16).param(part, weight) for part in ("codes", "scales", "zeros"))
+        return tuple(Quantise(("weight",), part, 4, 16).param(part, weight) for part in ("codes", "scales", "zeros"))
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         held = dict(zip(("codes", "scales", "zeros"), params, strict=True))
@@ -237,7 +237,7 @@ class Replace:
     op: Callable[[int, int], Op]
     derive: Callable[[Param], dict[str, Derivation]]
 
-    def __call__(self, function: Function, /) -> Passed:
+    def __call__(self, function: Function, /) -> PassResult:
         derived: dict[str, Derivation] = {}
 
         def rule(n: Node, inputs: tuple[Value, ...]) -> Node | None:
@@ -248,7 +248,7 @@ class Replace:
             derived.update({f"{n.name}.{name}": each for name, each in made.items()})
             return node(self.op(n.op.inputs, n.op.outputs), *inputs, name=n.name, params=params, place=n.place)
 
-        return Passed(transform(function, rule), derived)
+        return PassResult(transform(function, rule), derived)
 
 
 def halves(weight: Param) -> dict[str, Derivation]:
@@ -257,7 +257,7 @@ def halves(weight: Param) -> dict[str, Derivation]:
 
 
 def blocks(weight: Param) -> dict[str, Derivation]:
-    return {part: Quantised((weight.name,), part, 4, 16) for part in ("codes", "scales", "zeros")}
+    return {part: Quantise((weight.name,), part, 4, 16) for part in ("codes", "scales", "zeros")}
 
 
 HALVE = Replace("mlp.up", HalvedLinear, halves)
@@ -275,8 +275,8 @@ def also(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return end
 
 
-def made(function: Function, pass_: Pass) -> Passed:
-    return recipes.apply_pass(Passed(function), pass_)
+def made(function: Function, pass_: Pass) -> PassResult:
+    return recipes.apply_pass(PassResult(function), pass_)
 
 
 @pytest.mark.parametrize("target", [Target(), Target("cpu", packed=True)], ids=["portable", "fused, joined"])
@@ -298,10 +298,10 @@ class Wrong:
 
     derivation: Derivation
 
-    def __call__(self, function: Function, /) -> Passed:
+    def __call__(self, function: Function, /) -> PassResult:
         halved = HALVE(function)
         path = next(iter(halved.derived))
-        return Passed(halved.function, {**halved.derived, path: self.derivation})
+        return PassResult(halved.function, {**halved.derived, path: self.derivation})
 
 
 def test_a_half_that_is_the_wrong_one_is_seen(also: Callable[..., None]) -> None:
@@ -321,7 +321,7 @@ UP = "layers.0.mlp.up.weight"
     ("derivation", "why"),
     [
         (Slice((UP,), 0, 3), "layers.0.mlp.up.upper is not what it is derived from"),
-        (Quantised((UP,), "codes"), "layers.0.mlp.up.upper is not what it is derived from"),
+        (Quantise((UP,), "codes"), "layers.0.mlp.up.upper is not what it is derived from"),
         (Slice(("layers.0.mlp.side.weight",), 0, 3), "derived from layers.0.mlp.side.weight, which is no parameter"),
     ],
 )
@@ -339,9 +339,9 @@ def test_recipes_that_begin_alike_are_run_as_far_once(also: Callable[..., None])
     model = api.twin(twin("llama3-8b"))
     runs: list[Function] = []
 
-    def counting(function: Function) -> Passed:
+    def counting(function: Function) -> PassResult:
         runs.append(function)
-        return Passed(function)
+        return PassResult(function)
 
     also(counting)
     for target in (Target("cpu"), Target("cpu"), Target("cpu", logits="last"), Target("cpu")):
@@ -380,7 +380,7 @@ def test_what_passes_make_is_packed_and_read_back(
     own = unpack(rules_of(model), given)
     wanted = {path: each.of(own.__getitem__) for path, each in model.derivations(target).items()}
     got = initialisers(tmp_path / "out")
-    assert wanted.keys() <= got.keys() == parameters(model.flatten(target)).keys()
+    assert wanted.keys() <= got.keys() == parameters_of(model.flatten(target)).keys()
     assert any(path.endswith("qkv.codes") for path in wanted) == target.packed
     for path, array in {**own, **wanted}.items():
         if path in got:
@@ -413,13 +413,15 @@ def test_what_is_derived_may_bear_the_name_of_a_parameter(others: tuple[str, ...
     a, b = (node(Linear(8, 4, False), x[0], name=name) for name in "ab")
     before = Function("Model", (x,), (("a", a[0]), ("b", b[0])))
     join = Join(others)
-    weight = join.param("a.weight", *(parameters(before)[path] for path in others))
+    weight = join.param("a.weight", *(parameters_of(before)[path] for path in others))
     wide = node(Linear(8, weight.shape[0], False), x[0], name="a", params=[weight])
     after = replace(before, outputs=(("a", wide[0]),))
-    passed = made(before, lambda function: Passed(after, {"a.weight": join}))
-    placed = place_packed(parameters(before), "fp32", passed)
+    passed = made(before, lambda function: PassResult(after, {"a.weight": join}))
+    placed = place_packed(parameters_of(before), "fp32", passed)
     found = placed | place_joined(placed, passed)
-    assert {path: each.shape for path, each in found.items() if path in parameters(after)} == {"a.weight": weight.shape}
+    assert {path: each.shape for path, each in found.items() if path in parameters_of(after)} == {
+        "a.weight": weight.shape
+    }
     assert found["a.weight"].length == 4 * weight.size
     ends = sorted((each.offset, each.offset + each.length) for each in placed.values())
     assert all(end <= start for (_, end), (start, _) in pairwise(ends))
@@ -478,7 +480,7 @@ def whitened(name: str = "block-4x4", op: type[Whiten] = Whiten) -> Compiled:
             return None
         width = inputs[0].type.shape[2].value
         assert width is not None
-        return n.remade(inputs=(node(op(width), inputs[0], name="whiten")[0],))
+        return n.remake(inputs=(node(op(width), inputs[0], name="whiten")[0],))
 
     model = twin(name)
     return replace(model, function=transform(model.function, rule))
@@ -487,7 +489,7 @@ def whitened(name: str = "block-4x4", op: type[Whiten] = Whiten) -> Compiled:
 def test_what_is_not_learned_is_a_buffer_of_its_own_type_everywhere(tmp_path: Path) -> None:
     model = whitened()
     assert model.parameters == twin("block-4x4").parameters
-    assert parameters(model.function)["whiten.num_batches_tracked"].dtype == "int"
+    assert parameters_of(model.function)["whiten.num_batches_tracked"].dtype == "int"
     assert f"{model.parameters:,} parameters" in model.model_py()
     types = {i.name: i.type.tensor_type.elem_type for i in onnx.load_from_string(model.onnx()).graph.input}
     assert types["whiten.running_mean"] == TensorProto.FLOAT
@@ -507,10 +509,10 @@ def test_model_py_loads_what_is_not_learned_too(name: str, tmp_path: Path, monke
     params = random_parameters(model.function, 3)
     given, buffers = params, {f"whiten.{each.name}": f"whiten.{each.name}" for each in Whiten(1).params()}
     if family is not None:
-        prefix = next(iter(layout(family).prefixes), "")
+        prefix = next(iter(load_layout(family).prefixes), "")
         buffers = {f"{prefix}{name}": name for name in buffers}
         items = tuple(Item(name, (to,)) for name, to in buffers.items())
-        wider = replace(layout(family), items=(*layout(family).items, *items))
+        wider = replace(load_layout(family), items=(*load_layout(family).items, *items))
         monkeypatch.setattr(loading, "layout", lambda _: wider)
         given = pack(rules(wider, model.function, group_sizes(model.function)), params)
     (tmp_path / "model.py").write_text(model.model_py())

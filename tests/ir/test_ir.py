@@ -33,23 +33,23 @@ from blockc.ir import (
     T,
     Value,
     apply,
-    called,
+    callee_of,
     dim,
-    functions,
+    functions_of,
     inline,
-    layers,
+    layers_of,
     node,
-    parameters,
-    period,
+    parameters_of,
+    period_of,
     product,
-    render,
+    render_function,
     roll,
     symbol,
     tensor,
 )
 from blockc.language.spec import from_tree, load
 from blockc.ops import Add, Embed, Linear, Relu, RmsNorm, Scale
-from blockc.passes import last_token, verify, with_cache
+from blockc.passes import keep_last_token, verify_graph, with_cache
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import parse
 from blockc.weights.rules import random_parameters
@@ -172,10 +172,10 @@ def test_parameters_go_by_path_and_a_shared_one_counts_once() -> None:
     x = apply(Call(small()), x, name="layers.1")
     logits = apply(Linear(8, 9), x, name="head", params=table.params)
     root = Function("Model", (ids,), (("logits", logits),))
-    assert {path: p.shape for path, p in parameters(root).items()} == {
+    assert {path: p.shape for path, p in parameters_of(root).items()} == {
         "embedding.weight": (9, 8), "layers.0.up.weight": (8, 8), "layers.1.up.weight": (8, 8),
     }  # fmt: skip
-    assert parameters(inline(root)).keys() == parameters(root).keys()
+    assert parameters_of(inline(root)).keys() == parameters_of(root).keys()
     assert logits.node.params[0] is table.params[0]
 
 
@@ -184,7 +184,7 @@ def test_a_tied_head_holds_the_embeddings_own_parameter(name: str, tied: bool) -
     made = whole(name)
     named = {n.name: n for n in made.graph.nodes}
     assert (named["head"].params == named["embedding"].params) is tied
-    assert ("head.weight" in parameters(made.graph)) is not tied
+    assert ("head.weight" in parameters_of(made.graph)) is not tied
 
 
 def test_equal_functions_are_one_object_and_unlike_ones_are_named_apart() -> None:
@@ -207,11 +207,11 @@ def test_a_key_sees_wiring_parameters_outputs_and_declarations() -> None:
     assert replace(base, stream=None).key != base.key
     assert replace(base, outputs=(("other", base.outputs[0][1]),)).key != base.key
     end = base.outputs[0][1].node
-    swapped = end.remade(inputs=end.inputs[::-1])
+    swapped = end.remake(inputs=end.inputs[::-1])
     assert replace(base, outputs=(("out", swapped[0]),)).key != base.key
     up = end.inputs[1].node
     renamed = Node(up.op, up.inputs, up.name, (Param("elsewhere.weight", (8, 8), "matrix"),))
-    other = end.remade(inputs=(end.inputs[0], renamed[0]))
+    other = end.remake(inputs=(end.inputs[0], renamed[0]))
     assert replace(base, outputs=(("out", other[0]),)).key != base.key
 
 
@@ -219,23 +219,23 @@ def test_a_key_sees_wiring_parameters_outputs_and_declarations() -> None:
 def test_equal_layers_are_one_function_with_and_without_a_cache(path: Path) -> None:
     made = compile_spec(load(path))
     for function in (made.function, made.served):
-        assert [n.name for n in layers(function)] == [f"layers.{i}" for i in range(made.spec.top.depth)]
+        assert [n.name for n in layers_of(function)] == [f"layers.{i}" for i in range(made.spec.top.depth)]
         turned = {bool(layer.keys.attention and layer.keys.attention.rope) for layer in made.spec.layers}
-        assert len(set(map(called, layers(function)))) == len(turned), "what else differs is passed in"
-        assert len({f.name for f in functions(function)}) == len(functions(function))
+        assert len(set(map(callee_of, layers_of(function)))) == len(turned), "what else differs is passed in"
+        assert len({f.name for f in functions_of(function)}) == len(functions_of(function))
 
 
 def test_local_and_global_layers_are_one_function_that_gets_different_masks() -> None:
     function = whole("gemma2-9b").function
-    masks = [{v.node.name for v in n.inputs if v.node.name.startswith("mask")} for n in layers(function)]
+    masks = [{v.node.name for v in n.inputs if v.node.name.startswith("mask")} for n in layers_of(function)]
     assert masks == [{"mask_4096"}, {"mask"}] * 21
 
 
 def test_layers_that_differ_in_more_are_two_functions() -> None:
     text = (SPECS / "gemma2-9b.yaml").read_text().replace("global: {}", "global: {mlp: {width: 128}}")
     function = compile_spec(from_tree(parse(text, "x.yaml"))).function
-    assert [called(n).name for n in layers(function)] == ["Layer", "GlobalLayer"] * 21
-    names = [f.name for f in functions(function)]
+    assert [callee_of(n).name for n in layers_of(function)] == ["Layer", "GlobalLayer"] * 21
+    names = [f.name for f in functions_of(function)]
     assert names.count("Attention") == 1
     assert "GlobalMLP" in names
 
@@ -245,7 +245,7 @@ def test_layers_that_differ_in_more_are_two_functions() -> None:
 
 def test_period() -> None:
     known = {"": 0, "a": 1, "aaaa": 1, "abab": 2, "ababa": 2, "abac": 4, "aabaab": 3}
-    assert {items: period(tuple(items)) for items in known} == known
+    assert {items: period_of(tuple(items)) for items in known} == known
 
 
 def test_layers_roll_into_one_loop_fed_by_the_stream() -> None:
@@ -253,11 +253,11 @@ def test_layers_roll_into_one_loop_fed_by_the_stream() -> None:
     (loop,) = [item for item in items if isinstance(item, Loop)]
     assert loop.prefix == "layers"
     assert len(loop.calls) == 42
-    assert called(loop.calls[0]).inputs[loop.chain].name == "x"
-    names = [n.name for n in called(loop.calls[0]).inputs]
+    assert callee_of(loop.calls[0]).inputs[loop.chain].name == "x"
+    names = [n.name for n in callee_of(loop.calls[0]).inputs]
     assert {names[i] for i in loop.varying} == {"mask", "past_key", "past_value"}
     assert {names[i] for i in loop.fixed} == {"cos", "sin"}
-    assert period(loop.varying[names.index("mask")]) == 2
+    assert period_of(loop.varying[names.index("mask")]) == 2
 
 
 def test_unlike_calls_do_not_roll() -> None:
@@ -273,13 +273,13 @@ def test_unlike_calls_do_not_roll() -> None:
 def test_text_is_no_longer_for_126_layers_than_for_12() -> None:
     deep, flat = whole("llama3.1-405b"), whole("llama3.1-405b", "depth=12")
     for one, other in ((deep.function, flat.function), (deep.served, flat.served)):
-        text, short = render(one), render(other)
+        text, short = render_function(one), render_function(other)
         assert len(text.splitlines()) == len(short.splitlines())
         assert text.replace("0..125", "0..11") == short
 
 
 def test_text_shows_types_parameters_and_the_fields_of_ops() -> None:
-    text = render(whole("llama3-8b").served)
+    text = render_function(whole("llama3-8b").served)
     for line in (
         "    q = linear(x) {inputs=4096, outputs=4096} with q.weight[4096, 4096] : float[B, S, 4096]",
         "    key = extend(past_key, k_rotated) : float[B, 8, P + S, 128]",
@@ -287,7 +287,7 @@ def test_text_shows_types_parameters_and_the_fields_of_ops() -> None:
         "    return logits = head, present.N.key, present.N.value",
     ):
         assert line in text.splitlines()
-    assert text == render(whole("llama3-8b").served), "the text is the same each time"
+    assert text == render_function(whole("llama3-8b").served), "the text is the same each time"
 
 
 # Walks of any length
@@ -304,12 +304,12 @@ def chain(length: int) -> Function:
 def test_a_chain_of_thousands_of_nodes_is_walked_without_recursion() -> None:
     function = chain(DEEP)
     assert len(function.nodes) == DEEP
-    verify(function)
+    verify_graph(function)
     assert len(inline(function).nodes) == DEEP
-    assert len(render(function).splitlines()) == DEEP + 2
+    assert len(render_function(function).splitlines()) == DEEP + 2
     assert hash(function.key) == hash(chain(DEEP).key)
     x = np.ones((1, 2, 8))
-    np.testing.assert_array_equal(interp.run(function, {"x": x}, {})["out"], x * (DEEP + 1))
+    np.testing.assert_array_equal(interp.interpret(function, {"x": x}, {})["out"], x * (DEEP + 1))
 
 
 @pytest.mark.costly
@@ -320,21 +320,21 @@ def test_a_chain_of_thousands_of_calls_too() -> None:
     for i in range(DEEP):
         value = apply(Call(layer), value, name=f"layers.{i}")
     root = Function("Model", (x,), (("out", value),), stream="x")
-    verify(root)
+    verify_graph(root)
     flat = inline(root)
     assert len(flat.nodes) == 3 * DEEP
-    assert len(parameters(root)) == len(parameters(flat)) == DEEP
-    assert len(render(root).splitlines()) < 20
-    held = {path: np.zeros((8, 8)) for path in parameters(root)}
-    np.testing.assert_array_equal(interp.run(root, {"x": np.ones((1, 2, 8))}, held)["out"], 1)
+    assert len(parameters_of(root)) == len(parameters_of(flat)) == DEEP
+    assert len(render_function(root).splitlines()) < 20
+    held = {path: np.zeros((8, 8)) for path in parameters_of(root)}
+    np.testing.assert_array_equal(interp.interpret(root, {"x": np.ones((1, 2, 8))}, held)["out"], 1)
 
 
 @pytest.mark.costly
 def test_a_deep_model_is_cached_inlined_and_picked_from() -> None:
     function = whole("block-4x4", "depth=600").function
     flat = inline(with_cache(function))
-    verify(flat)
-    verify(last_token(flat))
+    verify_graph(flat)
+    verify_graph(keep_last_token(flat))
 
 
 def test_a_call_nested_in_calls_has_the_path_of_all_of_them() -> None:
@@ -342,7 +342,7 @@ def test_a_call_nested_in_calls_has_the_path_of_all_of_them() -> None:
     for depth in range(3):
         x = Node(Input(STREAM, token_axis=1), (), "x")
         inner = Function(f"F{depth}", (x,), (("out", apply(Call(inner), x[0], name=f"f{depth}")),))
-    assert list(parameters(inner)) == ["f2.f1.f0.up.weight"]
+    assert list(parameters_of(inner)) == ["f2.f1.f0.up.weight"]
     assert [n.name for n in inline(inner).nodes] == [f"f2.f1.f0.{name}" for name in ("scaled", "up", "after")]
 
 
@@ -353,12 +353,12 @@ def test_the_oracle_refuses_what_does_not_fit() -> None:
     function = small()
     params = random_parameters(function, seed=1)
     with pytest.raises(GraphError, match="input x is missing"):
-        interp.run(function, {}, params)
+        interp.interpret(function, {}, params)
     with pytest.raises(GraphError, match=r"x: float\[B, S, 8\] is \(2, 3, 8\) here"):
-        interp.run(function, {"x": np.ones((2, 3, 7))}, params)
+        interp.interpret(function, {"x": np.ones((2, 3, 7))}, params)
     with pytest.raises(KeyError, match=r"up\.weight"):
-        interp.run(function, {"x": np.ones((2, 3, 8))}, {})
-    y = interp.run(function, {"x": np.ones((2, 3, 8), np.float32)}, params)["out"]
+        interp.interpret(function, {"x": np.ones((2, 3, 8))}, {})
+    y = interp.interpret(function, {"x": np.ones((2, 3, 8), np.float32)}, params)["out"]
     assert y.dtype == np.float64
 
 
@@ -370,7 +370,7 @@ def test_the_oracle_refuses_an_op_whose_shape_rule_is_wrong() -> None:
     x = Node(Input(STREAM), (), "x")
     function = Function("F", (x,), (("out", apply(Wrong(8, 0.1), x[0], name="norm")),))
     with pytest.raises(GraphError, match="norm"):
-        interp.run(function, {"x": np.ones((2, 3, 8))}, random_parameters(function, seed=1))
+        interp.interpret(function, {"x": np.ones((2, 3, 8))}, random_parameters(function, seed=1))
 
 
 def test_watching_sees_every_value_by_its_path() -> None:
@@ -378,7 +378,9 @@ def test_watching_sees_every_value_by_its_path() -> None:
     seen: dict[str, tuple[int, ...]] = {}
     ids = np.array([[3, 1, 4, 1, 5]])
     inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(5)[None]}
-    interp.run(made.function, inputs, random_parameters(made.function, 1), lambda name, a: seen.update({name: a.shape}))
+    interp.interpret(
+        made.function, inputs, random_parameters(made.function, 1), lambda name, a: seen.update({name: a.shape})
+    )
     assert {n[i].name for n in inline(made.function).nodes for i in range(len(n.types))} <= seen.keys()
     assert seen["layers.1.attention.mixed"][2] == 5
 
@@ -388,8 +390,8 @@ def test_a_graph_goes_with_its_model() -> None:
 
     def made() -> list[weakref.ref[Function]]:
         model = compile_spec(load(SPECS / "gemma3-1b.yaml"))
-        assert parameters(model.served) and parameters(model.graph)
-        return [weakref.ref(each) for root in (model.served, model.function) for each in functions(root)]
+        assert parameters_of(model.served) and parameters_of(model.graph)
+        return [weakref.ref(each) for root in (model.served, model.function) for each in functions_of(root)]
 
     kept = made()
     gc.collect()

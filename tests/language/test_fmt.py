@@ -23,10 +23,10 @@ from ruamel.yaml.tokens import CommentToken
 from blockc.cli import app, run_guarded
 from blockc.diagnostics.examples import BASE
 from blockc.language.algebra import elaborate
-from blockc.language.fmt import formatted, number
-from blockc.language.spec import from_tree, resolved, resolved_text
-from blockc.source import SpecError, ignores, parse, plain
-from blockc.source.text import resolve
+from blockc.language.fmt import format_spec, shorten_number
+from blockc.language.spec import from_tree, resolve_spec, resolve_to_yaml
+from blockc.source import SpecError, find_ignores, parse, to_plain
+from blockc.source.text import resolve_scalar
 from tests.paths import ROOT
 from tests.spec_orders import EVERY_KEY, ORDERS
 
@@ -34,7 +34,7 @@ SPECS = sorted((ROOT / "specs").glob("*.yaml"))
 
 
 def fmt(text: str) -> str:
-    return formatted(text.encode(), "s.yaml").decode()
+    return format_spec(text.encode(), "s.yaml").decode()
 
 
 def comments(text: str) -> Counter[str]:
@@ -77,7 +77,7 @@ def test_a_spec_turned_upside_down_means_the_same(path: Path) -> None:
     assert "".join(blocks) == text
     backwards = kept("".join(reversed(blocks)))
     assert backwards == text
-    resolved = resolved_text(from_tree(parse(text, "s")))
+    resolved = resolve_to_yaml(from_tree(parse(text, "s")))
     meaning = elaborate(from_tree(parse(text, "s"))).semantic_hash
     assert elaborate(from_tree(parse(kept(resolved), "s"))).semantic_hash == meaning
 
@@ -127,7 +127,7 @@ def test_a_resolved_kind_is_in_the_order_of_the_top() -> None:
     change = "norm: {eps: 1e-3}, mlp: {width: 8}, attention: {window: 4, heads: 1}"
     text = BASE.replace("depth: 24", "depth: 2")
     tree = parse(text + f"layers: {{pattern: [a, b], kinds: {{a: {{}}, b: {{{change}}}}}}}\n", "s.yaml")
-    said = resolved(from_tree(tree))["layers"]["kinds"]["b"]
+    said = resolve_spec(from_tree(tree))["layers"]["kinds"]["b"]
     assert list(said) == ["attention", "mlp", "norm"]
 
 
@@ -148,7 +148,7 @@ def test_a_text_has_the_keys_of_every_mapping_in_order() -> None:
 
 
 def resolved_keys() -> list[str]:
-    return list(values(resolved_text(from_tree(parse((ROOT / "specs/gemma2-9b.yaml").read_bytes(), "s")))))  # type: ignore[call-overload]
+    return list(values(resolve_to_yaml(from_tree(parse((ROOT / "specs/gemma2-9b.yaml").read_bytes(), "s")))))  # type: ignore[call-overload]
 
 
 def test_comments_stand_by_their_keys() -> None:
@@ -273,7 +273,7 @@ NASTY = [
 @pytest.mark.parametrize("text", NASTY)
 def test_nasty_texts(text: str) -> None:
     new = kept(text)
-    assert plain(parse(new, "s")) == plain(parse(text, "s"))
+    assert to_plain(parse(new, "s")) == to_plain(parse(text, "s"))
 
 
 def test_order_is_left_where_it_cannot_be_moved() -> None:
@@ -284,13 +284,13 @@ def test_order_is_left_where_it_cannot_be_moved() -> None:
 
 def test_marks_and_line_ends() -> None:
     text = "width: 4 # c\r\nblockc: 1\r\n"
-    assert formatted(b"\xef\xbb\xbf" + text.encode(), "s") == b"blockc: 1\r\nwidth: 4 # c\r\n"
-    assert formatted(b"width: 4\r\nblockc: 1\n", "s") == b"blockc: 1\nwidth: 4\n"
+    assert format_spec(b"\xef\xbb\xbf" + text.encode(), "s") == b"blockc: 1\r\nwidth: 4 # c\r\n"
+    assert format_spec(b"width: 4\r\nblockc: 1\n", "s") == b"blockc: 1\nwidth: 4\n"
 
 
 def test_a_comment_still_silences_its_line() -> None:
     text = "blockc: 1\nwidth: 4 # blockc: ignore BLC402\nname: a # blockc: ignore BLC403\n"
-    assert {(i.name, i.place.text.split(":")[0]) for i in ignores(fmt(text), "s")} == {
+    assert {(i.name, i.place.text.split(":")[0]) for i in find_ignores(fmt(text), "s")} == {
         ("BLC402", "width"), ("BLC403", "name"),
     }  # fmt: skip
 
@@ -335,15 +335,15 @@ def test_any_mapping_is_kept(text: str) -> None:
     ],
 )  # fmt: skip
 def test_numbers(word: str, short: str) -> None:
-    assert number(word) == short
+    assert shorten_number(word) == short
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**29), 10**29))
 def test_a_number_keeps_its_value_and_kind(value: float) -> None:
-    short = number(repr(value))
-    again = resolve(short)
+    short = shorten_number(repr(value))
+    again = resolve_scalar(short)
     assert (type(again), repr(again)) == (type(value), repr(value))
-    assert number(short) == short and len(short) <= len(repr(value)) + 1
+    assert shorten_number(short) == short and len(short) <= len(repr(value)) + 1
 
 
 # The command line

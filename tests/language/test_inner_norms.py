@@ -15,15 +15,15 @@ import transformers
 from blockc import api
 from blockc.basics.errors import CheckpointError
 from blockc.graph.target import Target
-from blockc.importing import from_config
-from blockc.importing.unlike import told, unlike
+from blockc.importing import import_config
+from blockc.importing.unlike import compare_config, read_config_beside
 from blockc.ir import Array
-from blockc.language.spec import from_tree, resolved
-from blockc.layouts import layout
+from blockc.language.spec import from_tree, resolve_spec
+from blockc.layouts import load_layout
 from blockc.ops import MergeHeads, RmsNorm
 from blockc.ort.ops import GroupQueryAttention, HeadNorm
 from blockc.pipeline.compiled import compile_spec
-from blockc.source import SpecError, parse, plain
+from blockc.source import SpecError, parse, to_plain
 from blockc.weights.rules import group_sizes, pack, rules, unpack
 from blockc.weights.safetensors import read_safetensors, write_safetensors
 from tests.proof.test_reference import changed
@@ -77,7 +77,7 @@ def test_the_norms_within_take_over_what_the_layers_norm_says() -> None:
         "norm: {type: rms, eps: 0.25, offset: 1, placement: pre}\n"
         "attention: {heads: 2, sub_norm: {weight: true}}\nmlp: {type: relu, width: 4, sub_norm: {weight: true, eps: 2}}"
     )
-    said = resolved(made)
+    said = resolve_spec(made)
     assert said["attention"]["sub_norm"] == {"weight": True, "type": "rms", "eps": 0.25, "offset": 1}
     assert said["mlp"]["sub_norm"] == {"weight": True, "type": "rms", "eps": 2, "offset": 1}
 
@@ -119,7 +119,7 @@ def logits(model: Any, params: Mapping[str, Array], tokens: Array) -> Array:
         "input_ids": tokens, "attention_mask": np.ones_like(tokens),
         "position_ids": np.arange(tokens.shape[1])[None],
     }  # fmt: skip
-    return interp.run(model.function, feeds, params)["logits"]
+    return interp.interpret(model.function, feeds, params)["logits"]
 
 
 # Knobs that the specs' own twins do not turn, against transformers
@@ -173,7 +173,7 @@ def test_an_activations_numbers_are_read_and_written_as_a_file_has_them(tmp_path
     tensors = read_safetensors(tmp_path)
     beta = tensors["model.layers.1.mlp.act_fn.beta"]
     assert beta.shape == () and beta != 0.5
-    held = rules(layout("apertus"), twin("apertus-8b").function, group_sizes(twin("apertus-8b").function))
+    held = rules(load_layout("apertus"), twin("apertus-8b").function, group_sizes(twin("apertus-8b").function))
     again = pack(held, unpack(held, tensors))
     assert again.keys() == tensors.keys()
     assert all(again[n].shape == tensors[n].shape and np.array_equal(again[n], tensors[n]) for n in tensors)
@@ -189,15 +189,20 @@ def test_a_dynamic_rope_with_an_alpha_is_a_larger_theta(alpha: float | None, fix
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
         "max_position_embeddings": 64, "rope_theta": 10000.0, "rope_scaling": scaling,
     }  # fmt: skip
-    made = from_tree(from_config(json.dumps(config).encode(), "config.json", "h").tree)
-    rope = resolved(made)["attention"]["rope"]
+    made = from_tree(import_config(json.dumps(config).encode(), "config.json", "h").tree)
+    rope = resolve_spec(made)["attention"]["rope"]
     assert (made.top.context, "scaling" in rope) == ((64, False) if fixed else (128, True))
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert unlike(told(tmp_path / "config.json"), compile_spec(made).function, made.top.context) == []
-    wrong = compile_spec(
-        from_tree(from_config(json.dumps({**config, "rope_theta": 9999.0}).encode(), "c.json", "h").tree)
+    assert (
+        compare_config(read_config_beside(tmp_path / "config.json"), compile_spec(made).function, made.top.context)
+        == []
     )
-    assert any("rope_theta" in line for line in unlike(told(tmp_path / "config.json"), wrong.function))
+    wrong = compile_spec(
+        from_tree(import_config(json.dumps({**config, "rope_theta": 9999.0}).encode(), "c.json", "h").tree)
+    )
+    assert any(
+        "rope_theta" in line for line in compare_config(read_config_beside(tmp_path / "config.json"), wrong.function)
+    )
     if fixed:
         theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
         ours = rope["theta"] ** (-np.arange(0, 16, 2) / 16)
@@ -230,7 +235,7 @@ def test_a_rope_of_which_half_is_said_is_refused() -> None:
 
 
 def keys(config: Mapping[str, Any]) -> Any:
-    return plain(from_config(json.dumps(config).encode(), "config.json", "x").tree)
+    return to_plain(import_config(json.dumps(config).encode(), "config.json", "x").tree)
 
 
 PACKED = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
@@ -246,7 +251,7 @@ def test_packed_ternary_weights_are_refused_by_name(tmp_path: Path) -> None:
         keys({**BITNET, "quantization_config": PACKED})
     (tmp_path / "config.json").write_text(json.dumps(BITNET))
     function = compile_spec(from_tree(parse(api.import_spec(tmp_path), "s.yaml"))).function
-    held = rules(layout("bitnet"), function, group_sizes(function))
+    held = rules(load_layout("bitnet"), function, group_sizes(function))
     tensors = {rule.name: np.ones(rule.shape, np.float32) for rule in held}
     write_safetensors(tmp_path / "model.safetensors", tensors)
     assert "as the checkpoint's tensors have them" in api.import_spec(tmp_path)

@@ -18,13 +18,13 @@ from blockc import api
 from blockc.diff import diff
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
-from blockc.ir import Array, dim, parameters
+from blockc.ir import Array, dim, parameters_of
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.products.genai import CONFIG
 from blockc.proof import prove
 from blockc.proof.cases import Case
 from blockc.proof.runners import Oracle
-from blockc.report import report
+from blockc.report import make_report
 from blockc.runtime import Session
 from blockc.weights.rules import random_parameters
 from tests.checkpoints import save
@@ -209,10 +209,10 @@ def test_only_layers_that_make_keys_and_values_have_a_cache() -> None:
     served = sharing().served
     assert [n.name for n in served.inputs[3:]] == [f"past_key_values.{each}" for each in made_by]
     assert list(served.output_names[1:]) == [f"present.{each}" for each in made_by]
-    figures = report(sharing().spec, sharing().decoder, sharing().function)
+    figures = make_report(sharing().spec, sharing().decoder, sharing().function)
     assert figures.kv_cache.values_per_token == 3 * 2 * 2 * 16 + 2 * 32
     assert figures.kv_cache.bytes_per_token_per_kind["late"] == 0
-    paths = parameters(sharing().function)
+    paths = parameters_of(sharing().function)
     assert {path.split(".")[3] for path in paths if path.startswith("layers.4.attention.")} == {"q", "q_norm", "o"}
 
 

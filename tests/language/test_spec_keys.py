@@ -383,7 +383,7 @@ def test_under_an_unknown_type_nothing_else_is_said() -> None:
 def test_heads_need_not_divide_the_width_beside_a_head_dim() -> None:
     attention = spec("width: 1792\nattention: {heads: 24, head_dim: 128}").layers[0].keys.attention
     assert isinstance(attention, Attention)
-    assert attention.resolved(1792).head_dim == 128
+    assert attention.resolve(1792).head_dim == 128
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from blockc.language.parts import Attention
 from blockc.language.spec.layers import merge
-from blockc.source import parse, plain
+from blockc.source import parse, to_plain
 from tests.spec_text import BARE, finding, findings, made, spec
 
 TWO = "kinds: {a: {attention: {window: 4}}, b: {}}"
@@ -132,7 +132,7 @@ def test_an_inherited_fault_is_said_once() -> None:
 
 
 def merged(below: str, above: str) -> object:
-    return plain(merge(parse(below, "a"), parse(above, "b")))
+    return to_plain(merge(parse(below, "a"), parse(above, "b")))
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ import pytest
 import yaml
 
 from blockc.graph.shrink import shrink
-from blockc.ir import Function, called, functions, is_call
-from blockc.language.algebra import elaborate, leaves
+from blockc.ir import Function, callee_of, functions_of, is_call
+from blockc.language.algebra import elaborate, leaves_of
 from blockc.language.parts import Attention
-from blockc.language.spec import Spec, from_tree, load, resolved_text
+from blockc.language.spec import Spec, from_tree, load, resolve_to_yaml
 from blockc.ops import Attention as AttentionOp
 from blockc.ops import RmsNorm
 from blockc.pipeline.compiled import compile_spec
 from blockc.proof import prove
-from blockc.source import parse, plain
+from blockc.source import parse, to_plain
 from tests.paths import ROOT
 from tests.spec_text import finding, made, spec
 from tests.spec_variants import BIG, HEADWISE, LARGE, LLAMA3, MACARON, VARIANTS, rope, two
@@ -49,7 +49,7 @@ def norm(eps: str) -> str:
 @pytest.mark.parametrize("eps", ["1.0e-5", "0.00001", "1E-5", "10e-6", ".00001"])
 def test_a_number_has_one_hash(eps: str) -> None:
     assert hash_of(spec(norm(eps))) == hash_of(spec(norm("1e-5")))
-    assert resolved_text(spec(norm(eps))) == resolved_text(spec(norm("1e-5")))
+    assert resolve_to_yaml(spec(norm(eps))) == resolve_to_yaml(spec(norm("1e-5")))
 
 
 @pytest.mark.parametrize("theta", ["1000000", "1.0e6", "1000000.0", "10e5"])
@@ -152,11 +152,11 @@ def test_a_part_of_its_own_takes_over_the_norm_of_its_layer() -> None:
 
 
 def check_resolved(read: Spec) -> None:
-    text = resolved_text(read)
+    text = resolve_to_yaml(read)
     again = from_tree(parse(text, "spec.resolved.yaml"))
     assert hash_of(again) == hash_of(read)
     assert elaborate(again) == elaborate(read)
-    assert resolved_text(again) == text
+    assert resolve_to_yaml(again) == text
     assert again.kinds == read.kinds
     for key in ("name", "description", "checkpoint", "expect", "init"):
         assert getattr(again.top, key) == getattr(read.top, key)
@@ -173,7 +173,7 @@ def test_the_resolved_variant_reads_back(variant: str) -> None:
 
 
 def test_the_resolved_spec_says_what_was_derived() -> None:
-    said = yaml.safe_load(resolved_text(spec(rope(), drop="positions")))
+    said = yaml.safe_load(resolve_to_yaml(spec(rope(), drop="positions")))
     derived = said["attention"]
     assert (derived["kv_heads"], derived["head_dim"], derived["scale"], derived["causal"]) == (2, 4, 0.5, True)
     assert (said["norm"]["final"], said["positions"]) == (True, "none")
@@ -189,12 +189,12 @@ def test_a_name_that_looks_like_something_else_stays_text(name: str) -> None:
 
 def check_twin(read: Spec) -> None:
     twin = shrink(read)
-    assert plain(shrink(twin).tree) == plain(twin.tree)
+    assert to_plain(shrink(twin).tree) == to_plain(twin.tree)
     assert set(twin.kinds) == set(read.kinds)
     small, whole = elaborate(twin), elaborate(read)
     for kind in read.kinds:
-        wanted = [(leaf.label, type(leaf.part)) for leaf in leaves(whole.layers[whole.kinds.index(kind)])]
-        assert [(leaf.label, type(leaf.part)) for leaf in leaves(small.layers[small.kinds.index(kind)])] == wanted
+        wanted = [(leaf.label, type(leaf.part)) for leaf in leaves_of(whole.layers[whole.kinds.index(kind)])]
+        assert [(leaf.label, type(leaf.part)) for leaf in leaves_of(small.layers[small.kinds.index(kind)])] == wanted
     assert compile_spec(twin).parameters < 8_000_000
     assert ops(compile_spec(twin), apart=False) == ops(compile_spec(read), apart=False)
     larger = ops(compile_spec(read))
@@ -224,7 +224,7 @@ def test_a_twin_keeps_what_tells_kinds_apart() -> None:
     local, whole = (layer.keys.attention for layer in twin.distinct)
     assert isinstance(local, Attention)
     assert isinstance(whole, Attention)
-    assert local.resolved(twin.top.width).head_dim != whole.resolved(twin.top.width).head_dim
+    assert local.resolve(twin.top.width).head_dim != whole.resolve(twin.top.width).head_dim
     assert local.window
 
 
@@ -238,13 +238,13 @@ def test_the_twin_of_a_kind_that_removes_a_size(key: str) -> None:
 
 
 def attention_ops(function: Function) -> list[AttentionOp]:
-    found = [n for f in functions(function) for n in f.nodes]
+    found = [n for f in functions_of(function) for n in f.nodes]
     return [n.op for n in found if isinstance(n.op, AttentionOp) and not is_call(n)]
 
 
 def test_a_block_that_no_word_names_is_the_same_function_everywhere() -> None:
     whole = made(MACARON, drop="positions")
-    (layer,) = {called(n) for n in whole.function.nodes if is_call(n)}
+    (layer,) = {callee_of(n) for n in whole.function.nodes if is_call(n)}
     held = {n.name for n in layer.nodes}
     assert {"before", "attention", "after", "mlp", "halfway_norm", "halfway_post_norm"} <= held
     assert len(attention_ops(whole.function)) == 1

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from blockc.graph.build import build
+from blockc.graph.build import build_graph
 from blockc.ir import GraphError, Value, apply
-from blockc.language.algebra import Chain, Decoder, Leaf, Residual, Sum, elaborate, leaves
+from blockc.language.algebra import Chain, Decoder, Leaf, Residual, Sum, elaborate, leaves_of
 from blockc.language.parts import Attention, Mlp, Norm, Part, Scope
 from blockc.language.spec import PLACEMENTS
-from blockc.language.spec.labels import refusal
+from blockc.language.spec.labels import label_fault
 from blockc.ops import Linear
 from blockc.proof import prove
 from blockc.source import Place
@@ -38,7 +38,7 @@ def block(term: str, more: str = "", drop: str = "") -> tuple[str, str]:
 
 def labels(term: str, more: str = "") -> list[str]:
     decoder = elaborate(spec(*block(term, more)))
-    return [leaf.label for leaf in leaves(decoder.layers[0])]
+    return [leaf.label for leaf in leaves_of(decoder.layers[0])]
 
 
 # A word is its term
@@ -63,7 +63,7 @@ def test_the_placements_are_those_of_the_page() -> None:
 
 def test_the_tree_says_what_the_term_says() -> None:
     (layer, _) = elaborate(spec(*block(PRE))).layers
-    norm, attention = Norm(type="rms", eps=1e-5), Attention(heads=2).resolved(8)
+    norm, attention = Norm(type="rms", eps=1e-5), Attention(heads=2).resolve(8)
     first = Residual(Chain((Leaf("attention_norm", norm), Leaf("attention", attention))))
     second = Residual(Chain((Leaf("mlp_norm", norm), Leaf("mlp", Mlp(type="relu", width=16)))))
     assert layer == Chain((first, second))
@@ -170,7 +170,7 @@ PARTS = "parts: {wide: {mlp: {width: 24}}}"
 
 def test_a_part_varies_the_key_of_its_name() -> None:
     decoder = elaborate(spec(*block("[{residual: [attention]}, {residual: [wide, mlp]}]", PARTS)))
-    parts = {leaf.label: leaf.part for leaf in leaves(decoder.layers[0])}
+    parts = {leaf.label: leaf.part for leaf in leaves_of(decoder.layers[0])}
     assert parts["wide"] == Mlp(type="relu", width=24)
     assert parts["mlp"] == Mlp(type="relu", width=16)
 
@@ -178,7 +178,7 @@ def test_a_part_varies_the_key_of_its_name() -> None:
 def test_a_part_of_another_type_keeps_nothing() -> None:
     more = "parts: {gated: {mlp: {type: swiglu, width: 4, bias: [gate]}}}\nmlp: {type: relu, width: 16, bias: [up]}"
     decoder = elaborate(spec(*block("[attention, mlp, gated]", more)))
-    assert [leaf.part for leaf in leaves(decoder.layers[0])][2] == Mlp(type="swiglu", width=4, bias=("gate",))
+    assert [leaf.part for leaf in leaves_of(decoder.layers[0])][2] == Mlp(type="swiglu", width=4, bias=("gate",))
 
 
 def test_a_part_needs_no_key_of_its_name() -> None:
@@ -188,14 +188,14 @@ def test_a_part_needs_no_key_of_its_name() -> None:
 
 def test_a_part_may_have_the_name_of_a_norm_of_a_placement() -> None:
     own = made("parts: {mlp_norm: {norm: {eps: 0.1}}}")
-    eps = {leaf.label: leaf.part.eps for leaf in leaves(own.decoder.layers[0]) if isinstance(leaf.part, Norm)}
+    eps = {leaf.label: leaf.part.eps for leaf in leaves_of(own.decoder.layers[0]) if isinstance(leaf.part, Norm)}
     assert eps == {"attention_norm": 1e-5, "mlp_norm": 0.1}
 
 
 def test_a_part_may_be_used_by_some_kinds_only() -> None:
     kinds = "{a: {}, b: {block: [attention, mlp, wide]}}"
     used = made(f"{PARTS}\nlayers: {{pattern: [a, b], kinds: {kinds}}}")
-    assert [len(list(leaves(chain))) for chain in used.decoder.layers] == [4, 3]
+    assert [len(list(leaves_of(chain))) for chain in used.decoder.layers] == [4, 3]
 
 
 def test_rope_in_a_part_says_where_a_token_stands() -> None:
@@ -275,7 +275,7 @@ def test_every_attribute_of_a_module_is_refused() -> None:
     """torch's own: transformers, once imported, adds some."""
     names = [name for name in dir(torch.nn.Module()) if not name.startswith("_") and name == name.lower()]
     assert len(names) > 50
-    assert [name for name in names if not refusal(name) and "transformers" not in _module_of(name)] == []
+    assert [name for name in names if not label_fault(name) and "transformers" not in _module_of(name)] == []
 
 
 def _module_of(name: str) -> str:
@@ -303,7 +303,7 @@ def test_every_variable_that_a_layer_has_anyway_is_refused() -> None:
     names = {n.id for n in ast.walk(forward) if isinstance(n, ast.Name)} | {a.arg for a in forward.args.args}
     own = {"attention", "second", "mlp", "Cache", "Tensor", "bool", "tuple"}
     prefixed = {name for name in names if name.startswith(("second_", "attention_"))}
-    assert sorted(name for name in names - own - prefixed if not refusal(name)) == []
+    assert sorted(name for name in names - own - prefixed if not label_fault(name)) == []
 
 
 def test_a_label_that_shadows_a_builtin_is_only_a_name() -> None:
@@ -328,7 +328,7 @@ class Narrow(Part):
 
 
 def built(*terms: Residual | Sum) -> None:
-    build(Decoder(16, 8, 32, None, None, ("layer",), (Chain(terms),)))
+    build_graph(Decoder(16, 8, 32, None, None, ("layer",), (Chain(terms),)))
 
 
 def test_a_branch_ends_as_wide_as_the_stream() -> None:

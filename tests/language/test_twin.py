@@ -13,13 +13,13 @@ from blockc.graph import shrink as shrink_module
 from blockc.graph.shrink import shrink
 from blockc.language import fmt
 from blockc.language.parts import Attention, Longrope, Model
-from blockc.language.parts.twin import Rule
+from blockc.language.parts.twin import ShrinkRule
 from blockc.language.spec import from_tree
-from blockc.language.spec.classes import DOCUMENT, Keys
+from blockc.language.spec.classes import DOCUMENT, AllowedKeys
 from blockc.language.spec.keys import Document, Embedding
 from blockc.pipeline.compiled import compile_spec
 from blockc.proof.matrix import prove
-from blockc.source import parse, plain
+from blockc.source import parse, to_plain
 from tests.spec_orders import ORDERS
 
 LARGE = """\
@@ -39,7 +39,7 @@ block: [{residual: [attention_norm, attention]}, {residual: [mlp_norm, mlp]}]
 
 
 def twin(text: str) -> Any:
-    return plain(shrink(from_tree(parse(text, "s.yaml"))).tree)
+    return to_plain(shrink(from_tree(parse(text, "s.yaml"))).tree)
 
 
 # A key, what is said of it, and what that is in the twin: docs/proof.md has the numbers.
@@ -110,15 +110,15 @@ def test_an_attention_that_parts_alone_have_shrinks_with_its_heads() -> None:
 
 def test_a_twin_of_a_twin_is_itself() -> None:
     once = shrink(from_tree(parse(LARGE, "s.yaml")))
-    assert plain(shrink(once).tree) == plain(once.tree)
+    assert to_plain(shrink(once).tree) == to_plain(once.tree)
 
 
-def reached(keys: Keys = DOCUMENT) -> set[type[Model]]:
+def reached(keys: AllowedKeys = DOCUMENT) -> set[type[Model]]:
     """The classes that the walk along a spec's tree comes by, and those that they inherit from."""
     found = {each for c in keys.classes for each in c.mro() if issubclass(each, Model)}
     if keys.named:
         return found  # a layer's keys, which stand at the top too
-    return found.union(*(reached(keys.below(key)) for key in keys.order))
+    return found.union(*(reached(keys.keys_below(key)) for key in keys.order))
 
 
 def below(model: type[Model]) -> Iterator[type[Model]]:
@@ -132,7 +132,7 @@ def test_every_rule_is_of_a_key_that_the_walk_comes_by() -> None:
     ruled: set[type[Model]] = set()
     for model in below(Model):
         for field in model.model_fields.values():
-            rules = [each for each in field.metadata if isinstance(each, Rule)]
+            rules = [each for each in field.metadata if isinstance(each, ShrinkRule)]
             assert len(rules) <= 1
             ruled |= {model} if rules else set()
     assert {Longrope, Embedding, Attention, Document} < ruled

@@ -13,10 +13,10 @@ import pytest
 import blockc
 from blockc.basics.errors import CheckpointError
 from blockc.graph.shrink import shrink
-from blockc.importing import from_config
+from blockc.importing import import_config
 from blockc.ir import Array
 from blockc.language.spec import from_tree
-from blockc.layouts import Layout, LayoutError, gguf_layout, layout
+from blockc.layouts import Layout, LayoutError, load_gguf_layout, load_layout
 from blockc.pipeline.compiled import compile_spec
 from blockc.weights.rules import Rules, group_sizes, pack, rules, unpack
 from tests.structures import SPECS, twin
@@ -55,10 +55,10 @@ def of(name: str) -> list[Rules]:
     """For the twins of the specs whose checkpoints have it."""
     functions = [twin(spec).function for spec in SPECS if twin(spec).spec.top.checkpoint == name]
     if name in IMPORTED:
-        made = from_tree(from_config(json.dumps(IMPORTED[name]).encode(), "config.json", name).tree)
+        made = from_tree(import_config(json.dumps(IMPORTED[name]).encode(), "config.json", name).tree)
         assert made.top.checkpoint == name
         functions.append(compile_spec(shrink(made)).function)
-    return [rules(layout(name), function, group_sizes(function)) for function in functions]
+    return [rules(load_layout(name), function, group_sizes(function)) for function in functions]
 
 
 def tensors(held: Rules) -> dict[str, Array]:
@@ -87,7 +87,7 @@ def test_unpack_then_pack_gives_the_same_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("name", GGUF)
 def test_unpack_then_pack_gives_the_same_bytes_of_gguf(name: str) -> None:
-    found = list(fitting(gguf_layout(name)))
+    found = list(fitting(load_gguf_layout(name)))
     assert found, f"it fits no spec: {name}"
     for held in found:
         returns(held)
@@ -97,7 +97,7 @@ def test_unpack_then_pack_gives_the_same_bytes_of_gguf(name: str) -> None:
 def test_every_line_of_a_layout_holds_for_a_spec(name: str) -> None:
     """Nothing proves a line that no spec uses; but a family's sizes may differ in biases and in a head of their own."""
     used = {stem(pattern.name) for held in of(name) for pattern in held.patterns}
-    held = layout(name)
+    held = load_layout(name)
     assert {stem(item.name) for item in held.items} - used <= {stem(tied) for tied in held.tied}
 
 

@@ -24,7 +24,7 @@ from blockc.ir import Array, GraphError
 from blockc.ir.reach import Constant, Leaks, Length, Places, Tokens
 from blockc.language.parts.twin import LENGTH
 from blockc.ops import Longest, RotaryTable
-from blockc.passes import verify
+from blockc.passes import verify_graph
 from blockc.pipeline.compiled import PORTABLE, Compiled, compile_spec
 from blockc.products.folder import FolderError, product_inputs
 from blockc.products.genai import context_of
@@ -175,10 +175,10 @@ def test_a_length_that_is_made_from_tokens_is_refused() -> None:
     object.__setattr__(length, "inputs", (ids,))
     try:
         with pytest.raises(GraphError, match="not positions"):
-            verify(function)
+            verify_graph(function)
     finally:
         object.__setattr__(length, "inputs", (function.inputs[2][0],))
-    verify(function)
+    verify_graph(function)
 
 
 # The proof
@@ -233,7 +233,7 @@ def test_a_session_refuses_to_cross_and_goes_on_on_one_side(kind: str, target: T
         mask = np.array([[1] * len(text) + [0] * (longest - len(text)) for text in texts])
         ids = np.array([text + [0] * (longest - len(text)) for text in texts])
         feeds = {"input_ids": ids, "attention_mask": mask, "position_ids": np.maximum(mask.cumsum(1) - 1, 0)}
-        whole = interp.run(model(kind).function, feeds, _weights(kind))["logits"]
+        whole = interp.interpret(model(kind).function, feeds, _weights(kind))["logits"]
         assert step == [int(whole[i, len(text) - 1].argmax()) for i, text in enumerate(texts)], longest
         texts = [[*text, token] for text, token in zip(texts, step, strict=True) if token is not None]
     assert max(map(len, texts)) > LENGTH + 1
@@ -249,7 +249,7 @@ def test_genai_which_goes_on_with_its_cache_is_told_of_one_side() -> None:
 def _truth(kind: str, rows: list[list[int]], count: int) -> Array:
     ids = np.array(rows)[:, :count]
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(count)[None].repeat(2, 0)}
-    return interp.run(model(kind).function, feeds, _weights(kind))["logits"][:, -1]
+    return interp.interpret(model(kind).function, feeds, _weights(kind))["logits"][:, -1]
 
 
 @cache

@@ -81,7 +81,7 @@ def of(sample: Sample) -> tuple[Function, dict[str, Array], dict[str, Array], li
     function = alone(sample.op, *types(sample.args))
     inputs = {f"x{i}": a for i, a in enumerate(sample.args)}
     params = random_parameters(function, seed=3)
-    return function, inputs, params, list(interp.run(function, inputs, params).values())
+    return function, inputs, params, list(interp.interpret(function, inputs, params).values())
 
 
 @cache

@@ -42,8 +42,8 @@ def _theirs(theta: float, scaling: dict[str, Any]) -> tuple[Any, float]:
 @pytest.mark.parametrize("case", CASES)
 def test_frequencies_are_those_of_transformers(case: str) -> None:
     theta, scaling = CASES[case]
-    rope = Rope.model_validate({"theta": theta, "pairing": "half", "scaling": scaling}).resolved(HEAD_DIM)
-    table = rope.table(HEAD_DIM)
+    rope = Rope.model_validate({"theta": theta, "pairing": "half", "scaling": scaling}).resolve(HEAD_DIM)
+    table = rope.table_op(HEAD_DIM)
     frequencies, amplitude = _theirs(theta, scaling)
     plain = theta ** (-2 * np.arange(HEAD_DIM // 2) / HEAD_DIM)
     np.testing.assert_allclose(table.frequencies, frequencies.double().numpy(), rtol=2e-6)
@@ -52,10 +52,10 @@ def test_frequencies_are_those_of_transformers(case: str) -> None:
 
 
 def test_yarn_keeps_the_pairs_that_turn_often_and_stretches_the_others() -> None:
-    rope = Rope.model_validate({"theta": 5e5, "pairing": "half", "scaling": YARN}).resolved(HEAD_DIM)
+    rope = Rope.model_validate({"theta": 5e5, "pairing": "half", "scaling": YARN}).resolve(HEAD_DIM)
     plain = 5e5 ** (-2 * np.arange(HEAD_DIM // 2) / HEAD_DIM)
     turns = 8192 * plain / (2 * np.pi)
-    ratio = plain / rope.table(HEAD_DIM).frequencies
+    ratio = plain / rope.table_op(HEAD_DIM).frequencies
     np.testing.assert_allclose(ratio[turns > 32 * 1.3], 1)
     np.testing.assert_allclose(ratio[turns < 1 / 1.3], 8)
     assert (np.diff(ratio) >= -1e-12).all()

@@ -24,7 +24,7 @@ from benchmarks.gpu_matrix import matrix
 from benchmarks.gpu_session import opened, shape_arithmetic, split
 from blockc.emit.onnx import emit_onnx, serialise
 from blockc.graph import interp
-from blockc.graph.target import Dtype, Logits, Target
+from blockc.graph.target import FloatType, Logits, Target
 from blockc.ir import GraphError, Op, Sample
 from blockc.language.spec import load
 from blockc.ops import (
@@ -61,7 +61,7 @@ def full(name: str) -> Compiled:
 
 
 @cache
-def graph(name: str, dtype: Dtype = "fp16", logits: Logits = "all") -> onnx.ModelProto:
+def graph(name: str, dtype: FloatType = "fp16", logits: Logits = "all") -> onnx.ModelProto:
     return onnx.load_from_string(full(name).onnx(Target("cuda", dtype, logits)))
 
 
@@ -74,7 +74,7 @@ def ops(name: str) -> Counter[str]:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("name", SPECS)
-def test_every_node_has_a_kernel(name: str, dtype: Dtype) -> None:
+def test_every_node_has_a_kernel(name: str, dtype: FloatType) -> None:
     """On the host runs arithmetic on shapes alone, once a graph, and nothing goes between host and device for it."""
     for logits in FORMS:
         model = graph(name, dtype, logits)
@@ -196,7 +196,7 @@ def agrees(sample: Sample) -> None:
     function = one_node(sample)
     params = random_parameters(function, 3)
     inputs = {f"a{k}": array for k, array in enumerate(sample.args)}
-    wanted = interp.run(function, inputs, params)
+    wanted = interp.interpret(function, inputs, params)
     model = serialise(emit_onnx(function, {}, dtype="fp32", swaps=swaps_for(CUDA)))
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     known = {value.name for value in session.get_inputs()}

@@ -16,12 +16,12 @@ from blockc.emit.onnx import emit_onnx, serialise
 from blockc.graph import interp
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
-from blockc.ir import Function, Input, Node, Op, Sample, node, parameters
+from blockc.ir import Function, Input, Node, Op, Sample, node, parameters_of
 from blockc.language.spec import from_tree, load
 from blockc.ops import Attention, Rotary
 from blockc.ops.buffer import BUFFER
 from blockc.ort.ops import FUSED, GroupQueryAttention, SkipNorm
-from blockc.passes import verify
+from blockc.passes import verify_graph
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof import prove
 from blockc.proof.cases import Case
@@ -71,7 +71,7 @@ def test_a_fused_op_is_its_kernel(op: type[Op], i: int) -> None:
     function = one_node(sample)
     params = random_parameters(function, 3)
     inputs = {f"a{k}": array for k, array in enumerate(sample.args)}
-    wanted = interp.run(function, inputs, params)
+    wanted = interp.interpret(function, inputs, params)
     session = onnxruntime.InferenceSession(serialise(emit_onnx(function, {})), providers=["CPUExecutionProvider"])
     known = {value.name for value in session.get_inputs()}
     cast = {k: a.astype(np.float32) if a.dtype.kind == "f" else a for k, a in {**inputs, **params}.items()}
@@ -93,7 +93,7 @@ def test_the_full_size_fused_graph_opens_in_a_session(name: str) -> None:
         data = model.onnx(Target("cpu", logits=logits))
         session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
         names = [value.name for value in session.get_inputs()]
-        assert set(parameters(model.function)) <= set(names)
+        assert set(parameters_of(model.function)) <= set(names)
         assert [value.name for value in session.get_outputs()][:3] == ["logits", "present.0.key", "present.0.value"]
 
 
@@ -176,7 +176,7 @@ def test_attention_is_fused_where_it_is_legal(head_dim: int, dims: int, reason: 
         [reason] * 2 if reason else []
     )
     assert any(isinstance(n.op, GroupQueryAttention) for n in model.flatten(CPU).nodes) == (not reason)
-    verify(model.flatten(CPU))
+    verify_graph(model.flatten(CPU))
     result = prove(model)
     assert result.complete, result.table()
 

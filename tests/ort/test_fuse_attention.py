@@ -12,7 +12,7 @@ from blockc.graph import interp
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
 from blockc.ir import B, Function, Input, Node, P, S, T, Value, apply, node, tensor
-from blockc.ir.derive import Join, with_derived
+from blockc.ir.derive import Join, add_derived
 from blockc.language.spec import load
 from blockc.ops import (
     Add,
@@ -32,7 +32,7 @@ from blockc.ops import (
 from blockc.ort.fuse import fuse
 from blockc.ort.join import join_projections
 from blockc.ort.ops import GroupQueryAttention, RowQueryAttention
-from blockc.passes import last_token, verify
+from blockc.passes import keep_last_token, verify_graph
 from blockc.pipeline.compiled import compile_spec
 from blockc.weights.rules import random_parameters
 from tests.paths import ROOT
@@ -169,12 +169,12 @@ def test_an_attention_like_the_kernels_is_fused(values: str, at: dict[str, Chang
         "attention_mask": np.ones((2, 5), int),
     }
     given |= {"x": random.randn(2, 3, 32)} | {f"past_{what}": random.randn(2, 2, 2, 16) for what in ("key", "value")}
-    wanted = interp.run(function, given, params)
+    wanted = interp.interpret(function, given, params)
     for target, op in ((CPU, GroupQueryAttention), (CUDA, RowQueryAttention)):
         fused = fuse(function, target)
         assert fused.left == ()
         assert [type(n.op) for n in fused.function.nodes if n.name == "mixed"] == [op]
-        got = interp.run(fused.function, given, params)
+        got = interp.interpret(fused.function, given, params)
         for name in wanted:
             np.testing.assert_allclose(got[name], wanted[name], rtol=1e-12, atol=1e-12)
 
@@ -183,13 +183,13 @@ def test_projections_of_one_value_are_joined() -> None:
     function = fuse(attending(), CUDA).function
     joined = join_projections(function)
     assert joined.derived == {"mix.qkv.weight": Join(("mix.q.weight", "mix.k.weight", "mix.v.weight"))}
-    verify(joined.function)
+    verify_graph(joined.function)
     params, ones = random_parameters(function, 1), np.ones((2, 5), int)
-    rows = with_derived(params, joined.derived)
+    rows = add_derived(params, joined.derived)
     np.testing.assert_array_equal(rows["mix.qkv.weight"][32:64], params["mix.k.weight"])
     given: dict[str, NDArray[np.generic]] = {"attention_mask": ones, "x": np.random.RandomState(0).randn(2, 3, 32)}
     given |= {"input_ids": ones[:, :3]} | {f"past_{what}": np.full((2, 2, 2, 16), 0.3) for what in ("key", "value")}
-    wanted, got = interp.run(function, given, params), interp.run(joined.function, given, rows)
+    wanted, got = interp.interpret(function, given, params), interp.interpret(joined.function, given, rows)
     for name in wanted:
         np.testing.assert_allclose(got[name], wanted[name], rtol=1e-12, atol=1e-12)
 
@@ -228,13 +228,13 @@ def test_biases_are_joined_as_matrices_are() -> None:
     function = fuse(attending(q_flat=biased, k_flat=biased, v_flat=biased), CUDA).function
     joined = join_projections(function)
     assert list(joined.derived) == ["mix.qkv.weight", "mix.qkv.bias"]
-    verify(joined.function)
+    verify_graph(joined.function)
     (made,) = (n for n in joined.function.nodes if n.name == "mix.qkv")
     assert [param.shape for param in made.params] == [(96, 32), (96,)]
 
 
 def test_what_the_last_token_leaves_is_fused_but_for_the_last_attention() -> None:
-    fused = fuse(last_token(compile_spec(shrink(load(ROOT / "specs" / "llama3-8b.yaml"))).graph), CPU)
+    fused = fuse(keep_last_token(compile_spec(shrink(load(ROOT / "specs" / "llama3-8b.yaml"))).graph), CPU)
     left = {each.node: each.reason for each in fused.left}
     assert left["layers.1.attention.mixed"] == "it has fewer new queries than new keys"
     assert "layers.0.attention.mixed" not in left

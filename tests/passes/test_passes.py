@@ -29,9 +29,9 @@ from blockc.ir import (
     Type,
     Value,
     apply,
-    called,
+    callee_of,
     dim,
-    functions,
+    functions_of,
     inline,
     is_call,
     node,
@@ -52,7 +52,7 @@ from blockc.ops import (
     Visible,
     VisibleBothWays,
 )
-from blockc.passes import last_token, verify, with_buffer, with_cache
+from blockc.passes import keep_last_token, verify_graph, with_buffer, with_cache
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import parse
 from blockc.weights.rules import random_parameters
@@ -163,7 +163,7 @@ def leaks(function: Function) -> bool:
     last[axis] = slice(4, 5)
     other = x.copy()
     other[tuple(last)] += 1
-    before, after = (interp.run(function, given | {"x": a}, {})["out"] for a in (x, other))
+    before, after = (interp.interpret(function, given | {"x": a}, {})["out"] for a in (x, other))
     return bool((np.delete(before, 4, axis) != np.delete(after, 4, axis)).any())
 
 
@@ -171,34 +171,34 @@ def leaks(function: Function) -> bool:
 
 
 def test_a_causal_graph_is_proved() -> None:
-    verify(attending())
+    verify_graph(attending())
     assert not leaks(attending())
 
 
 def test_a_shifted_mask_is_refused() -> None:
     assert leaks(attending(ahead=1))
     with pytest.raises(GraphError, match=r"^out sees later tokens: a mask shifted by 1: .*, at seen$"):
-        verify(attending(ahead=1))
+        verify_graph(attending(ahead=1))
     with pytest.raises(GraphError, match="a mask shifted by 2"):
-        verify(attending(ahead=2))
+        verify_graph(attending(ahead=2))
 
 
 def test_a_mask_that_sees_both_ways_is_refused() -> None:
     assert leaks(attending(both_ways=True))
     with pytest.raises(GraphError, match=r"^out sees later tokens: a mask that sees both ways, at seen$"):
-        verify(attending(both_ways=True))
+        verify_graph(attending(both_ways=True))
 
 
 @pytest.mark.parametrize("op", [Flip(), SumOverTokens()], ids=["flip", "sum over tokens"])
 def test_an_op_that_reads_across_tokens_is_refused(op: Op) -> None:
     assert leaks(one(op))
     with pytest.raises(GraphError, match=rf"^out sees later tokens: {op.name} reads tokens across time, at mixing$"):
-        verify(one(op))
+        verify_graph(one(op))
 
 
 def test_a_function_that_does_not_declare_itself_causal_may_look_both_ways() -> None:
-    verify(attending(both_ways=True, causal=False))
-    verify(one(Flip(), causal=False))
+    verify_graph(attending(both_ways=True, causal=False))
+    verify_graph(one(Flip(), causal=False))
 
 
 def test_a_leak_is_found_through_calls() -> None:
@@ -206,7 +206,7 @@ def test_a_leak_is_found_through_calls() -> None:
     x = Node(Input(STREAM, token_axis=1), (), "x")
     y = apply(Call(leaking), x[0], name="layers.0")
     with pytest.raises(GraphError, match=r"^out sees later tokens: flip reads tokens across time, at mixing$"):
-        verify(Function("Model", (x,), (("out", y),)))
+        verify_graph(Function("Model", (x,), (("out", y),)))
 
 
 def test_a_value_computed_from_tokens_is_no_clock() -> None:
@@ -215,7 +215,7 @@ def test_a_value_computed_from_tokens_is_no_clock() -> None:
     seen = apply(Visible(), ids[0], keys, name="seen")  # positions that a token chooses for itself
     mixed = apply(Attention(2, 2, 0.5), x[0], x[0], x[0], seen, name="mixed")
     with pytest.raises(GraphError, match="a mask that is not made from positions"):
-        verify(Function("F", (ids, mask, x), (("out", mixed),)))
+        verify_graph(Function("F", (ids, mask, x), (("out", mixed),)))
 
 
 def test_the_positions_of_keys_are_no_clock_for_queries() -> None:
@@ -227,7 +227,7 @@ def test_the_positions_of_keys_are_no_clock_for_queries() -> None:
     (seen,) = Visible().numpy(KeyPositions().numpy((np.array([[1, 0, 1, 1]]),), ()) * 2, ())
     assert seen[0, 0, 1].tolist()[2:] == [True, True]
     with pytest.raises(GraphError):
-        verify(function)
+        verify_graph(function)
 
 
 # verify: the rest
@@ -237,18 +237,18 @@ def test_one_name_for_two_values_is_refused() -> None:
     x = Node(Input(STREAM, token_axis=1), (), "x")
     y = apply(Relu(), apply(Relu(), x[0], name="y"), name="y")
     with pytest.raises(GraphError, match=r"^F: the name y stands for two values$"):
-        verify(Function("F", (x,), (("out", y),)))
+        verify_graph(Function("F", (x,), (("out", y),)))
     z = apply(Relu(), x[0], name="x")
     with pytest.raises(GraphError, match="the name x"):
-        verify(Function("F", (x,), (("out", z),)))
+        verify_graph(Function("F", (x,), (("out", z),)))
 
 
 def test_a_changed_width_of_the_stream_is_refused() -> None:
     x = Node(Input(STREAM, token_axis=1), (), "x")
     y = apply(Linear(8, 9), x[0], name="wide")
-    verify(Function("F", (x,), (("out", y),)))
+    verify_graph(Function("F", (x,), (("out", y),)))
     with pytest.raises(GraphError, match=r"^F changes the stream$") as caught:
-        verify(Function("F", (x,), (("out", y),), stream="x"))
+        verify_graph(Function("F", (x,), (("out", y),), stream="x"))
     assert (caught.value.expected, caught.value.got) == ("float[B, S, 8]", "float[B, S, 9]")
 
 
@@ -265,7 +265,7 @@ def test_parameters_that_the_op_does_not_own_are_refused(params: tuple[Param, ..
     x = Node(Input(STREAM, token_axis=1), (), "x")
     y = Node(Linear(8, 8), (x[0],), "up", params)
     with pytest.raises(GraphError, match=r"^F.up holds .*, its op owns \[\(\(8, 8\), 'float'\)\]$"):
-        verify(Function("F", (x,), (("out", y[0]),)))
+        verify_graph(Function("F", (x,), (("out", y[0]),)))
 
 
 def test_one_parameter_name_of_two_shapes_is_refused() -> None:
@@ -273,7 +273,7 @@ def test_one_parameter_name_of_two_shapes_is_refused() -> None:
     up = Node(Linear(8, 8), (x[0],), "up", (Param("w", (8, 8), "matrix"),))
     down = Node(Linear(8, 4), (up[0],), "down", (Param("w", (4, 8), "matrix"),))
     with pytest.raises(GraphError, match=r"^F: the parameter w has two shapes$"):
-        verify(Function("F", (x,), (("out", down[0]),)))
+        verify_graph(Function("F", (x,), (("out", down[0]),)))
 
 
 def test_faults_inside_called_functions_are_found() -> None:
@@ -281,14 +281,14 @@ def test_faults_inside_called_functions_are_found() -> None:
     inner = Function("Inner", (x,), (("out", apply(Linear(8, 9), x[0], name="wide")),), stream="x")
     outer = Function("Outer", (x,), (("out", apply(Call(inner), x[0], name="call")),))
     with pytest.raises(GraphError, match=r"^Inner changes the stream$"):
-        verify(outer)
+        verify_graph(outer)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_form_of_every_spec_is_verified_at_full_size(name: str) -> None:
     made = compile_spec(load(SPECS[NAMES.index(name)]))
     for function in (made.function, made.served, made.graph, made.flatten(LAST)):
-        verify(function)
+        verify_graph(function)
 
 
 # with_cache
@@ -309,7 +309,7 @@ def test_a_cache_adds_past_and_present_and_retypes_the_mask(name: str) -> None:
     assert outputs["logits"] == tensor("float", B, S, made.spec.top.vocab)
     for i, layer in enumerate(made.spec.layers):
         assert layer.keys.attention is not None
-        a = layer.keys.attention.resolved(made.spec.top.width)
+        a = layer.keys.attention.resolve(made.spec.top.width)
         for what in ("key", "value"):
             assert given[f"past_key_values.{i}.{what}"] == tensor("float", B, a.kv_heads or 0, P, a.head_dim or 0)
             assert outputs[f"present.{i}.{what}"] == tensor("float", B, a.kv_heads or 0, T, a.head_dim or 0)
@@ -318,9 +318,9 @@ def test_a_cache_adds_past_and_present_and_retypes_the_mask(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cached_graph_shares_layers_as_the_plain_one_does(name: str) -> None:
     made = twin(name)
-    assert len(functions(made.served)) == len(functions(made.function))
-    assert len({id(called(n)) for n in made.served.nodes if is_call(n)}) == len(
-        {id(called(n)) for n in made.function.nodes if is_call(n)}
+    assert len(functions_of(made.served)) == len(functions_of(made.function))
+    assert len({id(callee_of(n)) for n in made.served.nodes if is_call(n)}) == len(
+        {id(callee_of(n)) for n in made.function.nodes if is_call(n)}
     )
     names = [n.name for n in made.served.inputs if isinstance(n.op, Input) and n.op.past]
     assert len(names) == 2 * made.spec.top.depth
@@ -343,7 +343,7 @@ def test_two_attentions_in_one_layer_have_a_cache_each() -> None:
     assert [n.name for n in made.served.inputs[3:]] == [
         f"past_key_values.{i}.{what}" for i in range(6) for what in ("key", "value")
     ]
-    verify(made.flatten(LAST))
+    verify_graph(made.flatten(LAST))
     params = random_parameters(made.function, seed=2)
     ids = np.random.RandomState(1).randint(0, 31, (2, 9))
     got, wanted = decode(made.served, ids, params, (4, 1, 4)), full(made.function, ids, params)
@@ -361,7 +361,7 @@ def test_a_model_that_looks_both_ways_has_no_cache() -> None:
 def test_a_buffer_is_of_one_length_and_is_written_where_the_caller_says(name: str) -> None:
     plain = twin(name).graph
     function = with_buffer(plain)
-    verify(function)
+    verify_graph(function)
     assert [n.name for n in function.inputs] == [
         *(n.name for n in plain.inputs[:3]), "write_indices", *(n.name for n in plain.inputs[3:])
     ]  # fmt: skip
@@ -385,7 +385,7 @@ def test_a_model_without_a_cache_has_no_buffer() -> None:
 def full(function: Function, ids: Array, params: dict[str, Array]) -> Array:
     at = np.arange(ids.shape[1])[None].repeat(len(ids), axis=0)
     given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": at}
-    return interp.run(function, given, params)["logits"]
+    return interp.interpret(function, given, params)["logits"]
 
 
 def decode(function: Function, ids: Array, params: dict[str, Array], chunks: tuple[int, ...]) -> Array:
@@ -398,7 +398,7 @@ def decode(function: Function, ids: Array, params: dict[str, Array], chunks: tup
         at = np.arange(start, end)[None].repeat(len(ids), axis=0)
         mask = np.ones((len(ids), end), np.int64)
         given = {"input_ids": ids[:, start:end], "attention_mask": mask, "position_ids": at}
-        outputs = interp.run(function, given | past, params)
+        outputs = interp.interpret(function, given | past, params)
         parts.append(outputs["logits"])
         past = {name: outputs[name.replace("past_key_values", "present")] for name in past}
         assert all(a.shape[2] == end for a in past.values())
@@ -429,7 +429,7 @@ def test_the_last_tokens_logits_are_those_of_the_full_run(name: str, side: str) 
     given, ends = padded(side)
     given |= {n.name: np.zeros([d.at({"B": 3, "P": 0}) for d in n.types[0].shape]) for n in made.graph.inputs[3:]}
     params = random_parameters(made.function, seed=6)
-    whole, last = interp.run(made.graph, given, params), interp.run(made.flatten(LAST), given, params)
+    whole, last = interp.interpret(made.graph, given, params), interp.interpret(made.flatten(LAST), given, params)
     assert whole.keys() == last.keys()
     assert last["logits"].shape == (3, 1, made.spec.top.vocab)
     np.testing.assert_allclose(last["logits"][:, 0], whole["logits"][range(3), ends], atol=1e-9)
@@ -482,7 +482,7 @@ def test_the_last_token_of_a_model_that_looks_both_ways() -> None:
     made = twin("llama3-8b", "attention.causal=false")
     given, ends = padded("left")
     params = random_parameters(made.function, seed=6)
-    whole, last = interp.run(made.graph, given, params), interp.run(made.flatten(LAST), given, params)
+    whole, last = interp.interpret(made.graph, given, params), interp.interpret(made.flatten(LAST), given, params)
     np.testing.assert_allclose(last["logits"][:, 0], whole["logits"][range(3), ends], atol=1e-9)
 
 
@@ -495,7 +495,7 @@ def test_the_last_token_of_a_model_without_attention(side: str) -> None:
     made = said(text)
     given, ends = padded(side)
     params = random_parameters(made.function, seed=6)
-    whole, last = interp.run(made.graph, given, params), interp.run(made.flatten(LAST), given, params)
+    whole, last = interp.interpret(made.graph, given, params), interp.interpret(made.flatten(LAST), given, params)
     np.testing.assert_allclose(last["logits"][:, 0], whole["logits"][range(3), ends], atol=1e-12)
 
 
@@ -522,7 +522,8 @@ def test_inlining_leaves_no_call_and_gives_each_value_a_name_of_its_own(name: st
     given, _ = padded("right")
     params = random_parameters(made.function, seed=6)
     np.testing.assert_array_equal(
-        interp.run(made.function, given, params)["logits"], interp.run(inline(made.function), given, params)["logits"]
+        interp.interpret(made.function, given, params)["logits"],
+        interp.interpret(inline(made.function), given, params)["logits"],
     )
 
 
@@ -530,7 +531,7 @@ def test_a_pass_leaves_what_it_was_given_as_it_was() -> None:
     made = twin("gemma2-9b")
     before = made.function.key, made.graph.key
     with_cache(made.function)
-    last_token(made.graph)
+    keep_last_token(made.graph)
     inline(made.function)
     assert (made.function.key, made.graph.key) == before
 

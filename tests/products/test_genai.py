@@ -91,7 +91,7 @@ def greedy(model: Compiled, params: dict[str, np.ndarray], row: Sequence[int], n
     for _ in range(new):
         ids = np.array([tokens])
         feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(len(tokens))[None]}
-        tokens.append(int(interp.run(model.function, feeds, params)["logits"][0, -1].argmax()))
+        tokens.append(int(interp.interpret(model.function, feeds, params)["logits"][0, -1].argmax()))
     return tokens
 
 

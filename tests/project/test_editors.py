@@ -19,11 +19,11 @@ import yaml
 
 from blockc.cli import app
 from blockc.diagnostics import CODES, Code
-from blockc.diagnostics.examples import BASE, changed, whole
-from blockc.language.spec import from_tree, resolved_text
+from blockc.diagnostics.examples import BASE, change_base, example_file
+from blockc.language.spec import from_tree, resolve_to_yaml
 from blockc.language.spec.keys import Document
-from blockc.language.spec.schema import schema
-from blockc.source import SpecError, parse, plain
+from blockc.language.spec.schema import language_schema
+from blockc.source import SpecError, parse, to_plain
 from tests import spec_text
 from tests.bad.renew import of_a_file
 from tests.paths import ROOT
@@ -35,7 +35,7 @@ VALIDATOR = jsonschema.Draft7Validator(SCHEMA)
 
 
 def faults(text: str | bytes) -> list[str]:
-    return [error.message for error in VALIDATOR.iter_errors(plain(parse(text, "s.yaml")))]
+    return [error.message for error in VALIDATOR.iter_errors(to_plain(parse(text, "s.yaml")))]
 
 
 # The schema
@@ -43,7 +43,7 @@ def faults(text: str | bytes) -> list[str]:
 
 def test_the_committed_schema_is_current() -> None:
     """blockc schema > blockc.schema.json writes it anew."""
-    assert schema() == SCHEMA
+    assert language_schema() == SCHEMA
     assert json.dumps(SCHEMA, indent=2, ensure_ascii=False) + "\n" == (ROOT / "blockc.schema.json").read_text("utf-8")
 
 
@@ -89,7 +89,7 @@ def test_the_schema_takes_what_a_check_takes(variant: str) -> None:
     wanted = ["'0o17' is not valid under any of the given schemas"] if variant == "text" else []  # of no layout
     text = spec_text.changed(VARIANTS[variant])
     assert faults(text) == wanted
-    assert faults(resolved_text(from_tree(parse(text, "s.yaml")))) == wanted
+    assert faults(resolve_to_yaml(from_tree(parse(text, "s.yaml")))) == wanted
 
 
 # What depends on two values, on a file or on another place of the spec: the schema cannot see it.
@@ -104,7 +104,7 @@ def readable(code: Code) -> bool:
     if not of_a_file(code) or code.severity != "error":
         return False
     try:
-        parse(whole(code, code.bad), "s.yaml")
+        parse(example_file(code, code.bad), "s.yaml")
     except SpecError:
         return False
     return True
@@ -112,8 +112,8 @@ def readable(code: Code) -> bool:
 
 @pytest.mark.parametrize("code", [code for code in CODES.values() if readable(code)], ids=lambda code: code.name)
 def test_the_schema_refuses_what_it_can_see(code: Code) -> None:
-    assert faults(whole(code, code.good)) == []
-    assert bool(faults(whole(code, code.bad))) != (code.name in UNSEEN)
+    assert faults(example_file(code, code.good)) == []
+    assert bool(faults(example_file(code, code.bad))) != (code.name in UNSEEN)
 
 
 TAKEN = [
@@ -162,12 +162,12 @@ REFUSED = [
 
 @pytest.mark.parametrize("keys", TAKEN)
 def test_the_schema_takes_what_the_language_has(keys: str) -> None:
-    assert faults(changed(keys)) == []
+    assert faults(change_base(keys)) == []
 
 
 @pytest.mark.parametrize("keys", REFUSED)
 def test_the_schema_refuses(keys: str) -> None:
-    assert faults(changed(keys)) != []
+    assert faults(change_base(keys)) != []
 
 
 def test_an_unknown_key_is_refused_everywhere() -> None:

@@ -249,7 +249,7 @@ feeds = {{"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids":
 wanted = interp.run(model.function, feeds, params)["logits"]
 kinds = {{value.name: value.type for value in session.get_inputs()}}
 for held in model.contract(target).held:
-    feeds[held.past] = np.zeros(held.sized(1, 0), FLOATS[target.dtype].numpy)
+    feeds[held.past] = np.zeros(held.shape_for(1, 0), FLOATS[target.dtype].numpy)
 (got,) = session.run(["logits"], {{name: feeds[name] for name in kinds}})
 graph = onnx.load_from_string(data).graph
 print(json.dumps({{

@@ -15,7 +15,7 @@ import pytest
 
 import blockc
 from blockc.cli import app, run_guarded
-from blockc.language.spec import resolved_text
+from blockc.language.spec import resolve_to_yaml
 from tests.checkpoints import save, tensors, twin
 from tests.paths import ROOT
 from tests.wheels import built, environment
@@ -101,7 +101,7 @@ def inputs(folder: Path) -> None:
     (folder / "published" / "config.json").write_text(json.dumps(CONFIG))
     (folder / "x.gguf").write_bytes(b"GGUF" + bytes(100))
     small = twin("llama3-8b")
-    (folder / "twin.yaml").write_text(resolved_text(small.spec))
+    (folder / "twin.yaml").write_text(resolve_to_yaml(small.spec))
     save(folder / "twin" / "model.safetensors", tensors(small))
     (folder / "twin" / "generation_config.json").write_text('{"eos_token_id": 2}')
 

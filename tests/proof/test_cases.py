@@ -26,9 +26,9 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as turne
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from blockc.graph import interp
-from blockc.ir import Array, Node, inline, parameters
+from blockc.ir import Array, Node, inline, parameters_of
 from blockc.language.spec import from_tree
-from blockc.layouts import layout
+from blockc.layouts import load_layout
 from blockc.ops import Attention, Rotary, RotaryTable, Scale, Visible
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof.cases import Case, cases
@@ -110,7 +110,7 @@ def watched(made: Compiled, ids: Array, params: dict[str, Array]) -> dict[str, A
     at = np.arange(ids.shape[1])[None].repeat(len(ids), axis=0)
     seen: dict[str, Array] = {}
     given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": at}
-    outputs = interp.run(made.function, given, params, seen.__setitem__)
+    outputs = interp.interpret(made.function, given, params, seen.__setitem__)
     return seen | outputs
 
 
@@ -132,7 +132,7 @@ def everywhere(made: Compiled, ids: Array, value: str, other: str = "") -> list[
 
 def test_head_dim_is_followed_by_q_o_and_the_cache() -> None:
     made = said("attention.head_dim=32")
-    shapes = {path: p.shape for path, p in parameters(made.function).items()}
+    shapes = {path: p.shape for path, p in parameters_of(made.function).items()}
     assert [shapes[f"layers.0.attention.{m}.weight"] for m in "qkvo"] == [(128, 64), (64, 64), (64, 64), (64, 128)]
     op = next(n.op for n in made.graph.nodes if isinstance(n.op, Attention))
     assert op.scale == 32**-0.5
@@ -209,7 +209,7 @@ def test_dynamic_scaling_is_the_same_in_all_backends_within_and_beyond(original:
 
 
 def fits(made: Compiled, case: Case) -> bool:
-    return case.name.startswith(("full", "decode")) and all(side.alike(case.lengths) for side in made.sides)
+    return case.name.startswith(("full", "decode")) and all(side.are_alike(case.lengths) for side in made.sides)
 
 
 def test_no_table_ends_before_the_context_does() -> None:
@@ -396,7 +396,7 @@ def test_the_pairings_are_one_model_with_its_rows_in_another_order() -> None:
 def test_what_is_written_and_read_again_is_what_it_was(text: str, tmp_path: Path) -> None:
     """Out, in, out: the same tensors, and from the file the same logits. No import permutes rows by a guess."""
     made = said("checkpoint=llama", text=text)
-    held, params = rules(layout("llama"), made.function, group_sizes(made.function)), weights(made)
+    held, params = rules(load_layout("llama"), made.function, group_sizes(made.function)), weights(made)
     packed = pack(held, {path: array.astype(np.float32) for path, array in params.items()})
     write_safetensors(tmp_path / "model.safetensors", packed)
     again = unpack(held, read_safetensors(tmp_path / "model.safetensors"))

@@ -9,14 +9,14 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from blockc.graph.interp import run
-from blockc.language.algebra import leaves
+from blockc.graph.interp import interpret
+from blockc.language.algebra import leaves_of
 from blockc.language.parts import Attention
 from blockc.language.parts.base import Model, Scope
 from blockc.language.parts.mlp import Mlp
 from blockc.language.parts.position import Learned, Sine
 from blockc.language.parts.rope import Rope, Scaling
-from blockc.language.spec import resolved
+from blockc.language.spec import resolve_spec
 from blockc.language.spec.keys import Placement
 from blockc.pipeline.compiled import Compiled
 from blockc.proof.cases import Case
@@ -63,7 +63,7 @@ def test_the_clamped_gate_is_that_of_a_second_family() -> None:
     params = random_parameters(function, seed=5)
     x = np.random.RandomState(6).standard_normal((2, 7, 24))
     wanted = foreign.minimax_mlp(params, x)
-    assert np.abs(run(function, {"x": x}, params)["out"] - wanted).max() < 1e-12 * wanted.std()
+    assert np.abs(interpret(function, {"x": x}, params)["out"] - wanted).max() < 1e-12 * wanted.std()
 
 
 def test_the_numbers_of_an_activation_are_those_of_a_second_family() -> None:
@@ -73,7 +73,7 @@ def test_the_numbers_of_an_activation_are_those_of_a_second_family() -> None:
     params = random_parameters(function, seed=5)
     x = np.random.RandomState(6).standard_normal((2, 7, 24))
     wanted = inner.xielu_mlp(params, x)
-    assert np.abs(run(function, {"x": x}, params)["out"] - wanted).max() < 1e-12 * wanted.std()
+    assert np.abs(interpret(function, {"x": x}, params)["out"] - wanted).max() < 1e-12 * wanted.std()
 
 
 def every() -> set[str]:
@@ -99,14 +99,14 @@ def _type(model: type[Model]) -> str:
 
 def words(model: Compiled) -> Iterator[str]:
     """What of it a model says."""
-    norm = resolved(model.spec).get("norm", {})
+    norm = resolve_spec(model.spec).get("norm", {})
     if "placement" in norm:
         yield f"placement {norm['placement']}"
     if (positions := model.decoder.positions) is not None:
         yield f"positions {positions.type}"
         if isinstance(positions, Learned) and positions.offset:
             yield "positions learned with an offset"
-    parts = [leaf.part for term in {id(t): t for t in model.decoder.layers}.values() for leaf in leaves(term)]
+    parts = [leaf.part for term in {id(t): t for t in model.decoder.layers}.values() for leaf in leaves_of(term)]
     attention = [part for part in parts if isinstance(part, Attention)]
     yield from (f"mlp {part.type}" for part in parts if isinstance(part, Mlp))
     yield from ("alibi" for part in attention if part.alibi)
@@ -140,7 +140,7 @@ def family(name: str, model: Compiled) -> str:
     """The library's type of model, or the name of the one that was written out."""
     outside = OUTSIDE[name]
     if outside.config is not None:
-        return outside.config(resolved(model.spec)).model_type
+        return outside.config(resolve_spec(model.spec)).model_type
     assert outside.plain is not None
     return outside.plain.__name__
 

@@ -15,7 +15,7 @@ import pytest
 from blockc import api
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
-from blockc.ir import parameters
+from blockc.ir import parameters_of
 from blockc.language.spec import from_tree, load
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof import Proof, prove
@@ -171,7 +171,7 @@ def test_every_parameter_of_a_twin_is_random(name: str) -> None:
 def test_the_full_size_graph_opens_in_a_session(name: str) -> None:
     """Checked by onnx, opened by onnxruntime, parameters as inputs after the runtime ones, both forms of logits."""
     model = full(name)
-    paths = parameters(model.function)
+    paths = parameters_of(model.function)
     for logits in ("all", "last"):
         data = model.onnx(Target(logits=logits))
         onnx.checker.check_model(data, full_check=True)

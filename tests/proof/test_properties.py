@@ -19,7 +19,7 @@ import torch
 from blockc.emit.onnx import emit_onnx, serialise
 from blockc.graph import interp
 from blockc.graph.shrink import shrink
-from blockc.ir import Array, Function, Node, Value, called, inline, is_call, parameters
+from blockc.ir import Array, Function, Node, Value, callee_of, inline, is_call, parameters_of
 from blockc.language.spec import Spec, from_tree, load
 from blockc.ops import (
     Add,
@@ -89,7 +89,7 @@ def inputs(ids: Array, shift: int = 0, mask: Array | None = None) -> dict[str, A
 
 
 def logits(made: Compiled, params: dict[str, Array], ids: Array, shift: int = 0, mask: Array | None = None) -> Array:
-    return interp.run(made.function, inputs(ids, shift, mask), params)["logits"]
+    return interp.interpret(made.function, inputs(ids, shift, mask), params)["logits"]
 
 
 def distance(a: Array, b: Array) -> float:
@@ -149,7 +149,7 @@ def weighs_what_is_turned(name: str) -> bool:
 
 def moves_past(name: str, by: int) -> bool:
     """Whether rope goes by the length of a call, and the shifted one is of another side."""
-    return not all(side.alike((T, T + by)) for side in twin(name).sides)
+    return not all(side.are_alike((T, T + by)) for side in twin(name).sides)
 
 
 @each_spec
@@ -248,7 +248,7 @@ def test_the_final_stream_is_the_embedding_and_all_contributions_unless_norms_st
 ) -> None:
     made, params = twin(name, *changes), weights(name, *changes)
     seen: dict[str, Array] = {}
-    interp.run(made.function, inputs(tokens(made)), params, seen.__setitem__)
+    interp.interpret(made.function, inputs(tokens(made)), params, seen.__setitem__)
     calls = [n for n in made.function.nodes if is_call(n)]
     start = calls[0].inputs[0].name
     norm = made.spec.layers[0].keys.norm
@@ -336,7 +336,7 @@ def test_torch_is_causal_too(name: str) -> None:
 
 def rotated(made: Compiled, params: dict[str, Array]) -> dict[str, Array]:
     seen: dict[str, Array] = {}
-    interp.run(made.function, inputs(tokens(made)), params, seen.__setitem__)
+    interp.interpret(made.function, inputs(tokens(made)), params, seen.__setitem__)
     return seen
 
 
@@ -405,7 +405,7 @@ def chunked(function: Function, params: dict[str, Array], ids: Array, mask: Arra
         new = slice(end, end + chunk)
         end += chunk
         given = {name: a[:, new] for name, a in inputs(ids, mask=mask).items()} | {"attention_mask": mask[:, :end]}
-        outputs = interp.run(function, given | past, params)
+        outputs = interp.interpret(function, given | past, params)
         parts.append(outputs["logits"])
         past = {name: outputs[name.replace("past_key_values", "present")] for name in past}
     return np.concatenate(parts, axis=1)
@@ -455,7 +455,7 @@ def test_grouped_heads_are_many_heads_with_repeated_weights(name: str) -> None:
     assert a.kv_heads is not None
     assert a.kv_heads < a.heads
     many = twin(name, f"attention.kv_heads={a.heads}")
-    repeated = {path: params[path] for path in parameters(many.function)}
+    repeated = {path: params[path] for path in parameters_of(many.function)}
     for path, param in repeated.items():
         if path.endswith(("attention.k.weight", "attention.v.weight")):
             heads = param.reshape(a.kv_heads, -1, param.shape[1])
@@ -502,7 +502,7 @@ def test_a_half_precision_model_survives_a_large_stream(name: str, changes: tupl
     params = {path: a.astype(np.float16).astype(np.float64) for path, a in params.items()}
     ids = tokens(made)
     seen: dict[str, Array] = {}
-    wanted = interp.run(made.function, inputs(ids), params, seen.__setitem__)["logits"]
+    wanted = interp.interpret(made.function, inputs(ids), params, seen.__setitem__)["logits"]
     assert np.abs(seen["layers.0"]).max() > 5e3
     with torch.no_grad():
         got = model(made, params).half()(torch.from_numpy(ids)).logits
@@ -577,7 +577,7 @@ def test_a_model_begins_at_what_is_neutral(name: str) -> None:
     built = model(made, weights(name))
     torch.manual_seed(0)
     built.init_weights(std=0.5)
-    own, params = dict(built.named_parameters()), parameters(made.function)
+    own, params = dict(built.named_parameters()), parameters_of(made.function)
     assert own.keys() == params.keys()
     for path, param in params.items():
         if param.role in ("gain", "bias"):
@@ -606,9 +606,9 @@ def test_every_parameter_learns(name: str) -> None:
 
 def test_no_residual_is_said_by_a_block() -> None:
     made = twin("gpt2", "block=[attention_norm, attention, mlp_norm, mlp]", "norm={type: layer, eps: 1e-5, bias: true}")
-    layer = inline(called(next(n for n in made.function.nodes if is_call(n))))
+    layer = inline(callee_of(next(n for n in made.function.nodes if is_call(n))))
     assert not [n for n in layer.nodes if isinstance(n.op, Add)]
-    assert parameters(made.function).keys() == parameters(twin("gpt2").function).keys()
+    assert parameters_of(made.function).keys() == parameters_of(twin("gpt2").function).keys()
     params, ids = weights("gpt2"), tokens(made)
     without, having = logits(made, params, ids), logits(twin("gpt2"), params, ids)
     assert distance(without, in_torch(made, params, ids)) < 3e-5
@@ -618,14 +618,14 @@ def test_no_residual_is_said_by_a_block() -> None:
 def test_no_positions_are_said_by_none() -> None:
     made = twin("llama3-8b", "attention.rope=none", "positions=none")
     assert not [n for n in made.graph.nodes if isinstance(n.op, Rotary | RotaryTable)]
-    assert parameters(made.function) == parameters(twin("llama3-8b").function)
+    assert parameters_of(made.function) == parameters_of(twin("llama3-8b").function)
     assert distance(logits(made, weights("llama3-8b"), tokens(made)),
                     logits(twin("llama3-8b"), weights("llama3-8b"), tokens(made))) > 1e-2  # fmt: skip
 
 
 def test_one_wide_head_has_the_same_parameters_and_one_score_matrix() -> None:
     many, wide = twin("gpt2"), twin("gpt2", "attention.heads=1")
-    assert parameters(many.function) == parameters(wide.function)
+    assert parameters_of(many.function) == parameters_of(wide.function)
     for made, heads in ((many, 4), (wide, 1)):
         node = next(n for n in inline(made.function).nodes if isinstance(n.op, Attention))
         assert [d.value for d in node.inputs[0].type.shape[1::2]] == [heads, made.spec.top.width // heads]
@@ -640,7 +640,7 @@ def test_deep_and_narrow_against_wide_and_shallow_at_the_same_count() -> None:
     counts: dict[str, int] = {}
     for which, changes in sizes.items():
         made = twin("gpt2", *changes)
-        held = parameters(made.function)
+        held = parameters_of(made.function)
         counts[which] = sum(p.size for path, p in held.items() if p.role == "matrix" and path.startswith("layers."))
         assert np.isfinite(logits(made, random_parameters(made.function, 1), tokens(made))).all()
     assert counts["deep"] == counts["wide"] == 8 * 12 * 64**2
@@ -674,7 +674,7 @@ def by_hand() -> dict[str, Array]:
 
 def hand_layer(changes: tuple[str, ...]) -> tuple[Compiled, Function]:
     made = compile_spec(load(SPECS[NAMES.index("block-4x4")], changes))
-    return made, called(next(n for n in made.function.nodes if is_call(n)))
+    return made, callee_of(next(n for n in made.function.nodes if is_call(n)))
 
 
 def near(got: Array, wanted: list[float], within: float = 1e-6) -> None:
@@ -684,7 +684,7 @@ def near(got: Array, wanted: list[float], within: float = 1e-6) -> None:
 def test_a_block_by_hand() -> None:
     _, layer = hand_layer(RESIDUAL)
     seen: dict[str, Array] = {}
-    out = interp.run(layer, {"x": STREAM, "mask": SEES_ITSELF}, by_hand(), seen.__setitem__)["out"]
+    out = interp.interpret(layer, {"x": STREAM, "mask": SEES_ITSELF}, by_hand(), seen.__setitem__)["out"]
     near(seen["attention_norm"], [2, 0, 0, 0])
     near(seen["attention"], [0, 0.5, 0, 0])
     near(seen["after_attention"], [1, 0.5, 0, 0])
@@ -697,7 +697,7 @@ def test_a_block_by_hand() -> None:
 def test_a_block_by_hand_without_residuals() -> None:
     _, layer = hand_layer(PLAIN)
     seen: dict[str, Array] = {}
-    out = interp.run(layer, {"x": STREAM, "mask": SEES_ITSELF}, by_hand(), seen.__setitem__)["out"]
+    out = interp.interpret(layer, {"x": STREAM, "mask": SEES_ITSELF}, by_hand(), seen.__setitem__)["out"]
     near(seen["attention"], [0, 0.5, 0, 0])
     near(seen["mlp_norm"], [0, 2, 0, 0])
     near(out, WRITTEN)
@@ -722,6 +722,8 @@ def test_a_block_by_hand_in_torch_and_onnxruntime(changes: tuple[str, ...], want
 
 def test_the_blocks_parameters_by_hand() -> None:
     made, layer = hand_layer(RESIDUAL)
-    assert {path: a.shape for path, a in by_hand().items()} == {path: p.shape for path, p in parameters(layer).items()}
+    assert {path: a.shape for path, a in by_hand().items()} == {
+        path: p.shape for path, p in parameters_of(layer).items()
+    }
     assert made.parameters == 2 * 16 * 4 + 2 * (4 * 16 + 2 * 64 + 2 * 4) + 4 == 532
     assert isinstance(layer.outputs[0][1].node, Node)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from blockc.ir import Array
-from blockc.language.spec import resolved
+from blockc.language.spec import resolve_spec
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof.cases import Case
 from blockc.proof.matrix import TOLERANCE
@@ -85,7 +85,7 @@ def test_no_parameter_is_neutral(name: str) -> None:
 
 
 def test_gemma2_bends_and_hides() -> None:
-    keys = resolved(_twin("gemma2-9b").spec)
+    keys = resolve_spec(_twin("gemma2-9b").spec)
     assert keys["attention"]["window"] < SHORT and keys["attention"]["softcap"] and keys["head"]["softcap"]
 
 
@@ -191,7 +191,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 def changed(name: str, change: dict[str, Any]) -> Compiled:
-    return compile_spec(spec_of(_merged(resolved(_twin(name).spec), change)))
+    return compile_spec(spec_of(_merged(resolve_spec(_twin(name).spec), change)))
 
 
 def _merged(keys: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from torch import nn
 
 from blockc.graph.shrink import shrink
 from blockc.ir import Array
-from blockc.language.spec import Spec, from_tree, load, resolved
-from blockc.layouts import layout
+from blockc.language.spec import Spec, from_tree, load, resolve_spec
+from blockc.layouts import load_layout
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import parse
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules
@@ -55,17 +55,17 @@ class Outside:
 
     def logits(self, twin: Compiled) -> Logits:
         if self.plain is not None:
-            return self.plain(resolved(twin.spec), self.packed(twin) if self.family else self.params(twin))
+            return self.plain(resolve_spec(twin.spec), self.packed(twin) if self.family else self.params(twin))
         return _run(self.model(twin))
 
     def packed(self, twin: Compiled) -> dict[str, Array]:
         """The tensors of a checkpoint."""
-        return pack(rules(layout(self.family), twin.function, group_sizes(twin.function)), self.params(twin))
+        return pack(rules(load_layout(self.family), twin.function, group_sizes(twin.function)), self.params(twin))
 
     def model(self, twin: Compiled, dtype: torch.dtype = torch.float64) -> Any:
         """The model of transformers."""
         assert self.config is not None
-        return transformers_model(self.config(resolved(twin.spec)), self.packed(twin), dtype)
+        return transformers_model(self.config(resolve_spec(twin.spec)), self.packed(twin), dtype)
 
 
 def twin(name: str) -> Compiled:

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from blockc.graph.build import build
-from blockc.ir import Function, Input, inline, parameters
-from blockc.language.algebra import Decoder, canonical, elaborate
+from blockc.graph.build import build_graph
+from blockc.ir import Function, Input, inline, parameters_of
+from blockc.language.algebra import Decoder, canonical_form, elaborate
 from blockc.language.spec import Spec, load
 from blockc.ops import Attention
 from blockc.passes import with_cache
-from blockc.report import Matrix, Report, expect_misses, report
-from blockc.report.drawing import draw
-from blockc.report.show import binary, expanded, rows, size, text
+from blockc.report import Matrix, Report, check_expect, make_report
+from blockc.report.drawing import draw_block
+from blockc.report.show import expanded_text, format_binary_size, format_size, report_rows, report_text
 from tests.paths import ROOT
 
 SPECS = ROOT / "specs"
@@ -34,12 +34,14 @@ def made(name: str, *assignments: str) -> Made:
 def _made(path: Path, *assignments: str) -> Made:
     spec = load(path, assignments)
     decoder = elaborate(spec)
-    return spec, decoder, build(decoder)
+    return spec, decoder, build_graph(decoder)
 
 
 def shown(name: str, *assignments: str, context: int | None = None, batch: int = 1, dtype: str = "bf16",
           device_memory: int | None = None) -> Report:  # fmt: skip
-    return report(*made(name, *assignments), context=context, batch=batch, dtype=dtype, device_memory=device_memory)
+    return make_report(
+        *made(name, *assignments), context=context, batch=batch, dtype=dtype, device_memory=device_memory
+    )
 
 
 def with_lines(tmp_path: Path, name: str, *lines: str, without: str = "", assign: str = "blockc=1") -> Made:
@@ -92,7 +94,7 @@ def test_one_70b_block() -> None:
     assert block.parameters == whole.matrices == sum(sizes.values()) == 855_638_016
     assert whole.norms == block.norms == 16_384
     assert f"{whole.norms / whole.total:.3%}" == "0.002%"
-    assert size(2 * whole.total) == "1.71 GB"
+    assert format_size(2 * whole.total) == "1.71 GB"
     assert sum(m.share for m in block.matrices) == pytest.approx(1.0)
 
 
@@ -126,7 +128,7 @@ def test_parts_add_up(name: str) -> None:
     r, function = shown(name), made(name)[2]
     p = r.parameters
     layers = sum(p.per_kind[kind].total * n for kind, n in r.layers.items())
-    assert p.total == sum(param.size for param in parameters(function).values())
+    assert p.total == sum(param.size for param in parameters_of(function).values())
     assert p.total == layers + sum(p.before_layers.values()) + sum(p.after_layers.values())
     assert p.total == layers + p.embedding + p.final_norm
     assert p.matrices == sum(sum(m.parameters for m in b.matrices) * sum(b.kinds.values()) for b in r.matrices)
@@ -134,7 +136,7 @@ def test_parts_add_up(name: str) -> None:
 
 def test_layers_of_unlike_sizes_are_given_by_kind(tmp_path: Path) -> None:
     layers = ("layers:", "  first: [dense]", "  pattern: [rest]", "  kinds: {dense: {mlp: {width: 8}}, rest: {}}")
-    p = report(*with_lines(tmp_path, "block-4x4", *layers)).parameters
+    p = make_report(*with_lines(tmp_path, "block-4x4", *layers)).parameters
     assert p.mlp_per_layer is None and p.matrices_per_layer is None
     assert p.attention_per_layer == 64
     assert {kind: sizes.mlp for kind, sizes in p.per_kind.items()} == {"dense": 64, "rest": 128}
@@ -188,7 +190,7 @@ def test_attention_is_what_the_ops_say_for_one_new_token() -> None:
     last = {"B": 1, "S": 1, "P": 8191}
     nodes = [n for n in inline(with_cache(function)).nodes if isinstance(n.op, Attention)]
     said = sum(n.op.flops(*(v.type for v in n.inputs)).at(last) for n in nodes)
-    assert report(spec, decoder, function).flops.attention_per_token == said
+    assert make_report(spec, decoder, function).flops.attention_per_token == said
 
 
 # Memory
@@ -200,8 +202,8 @@ def test_attention_is_what_the_ops_say_for_one_new_token() -> None:
 )
 def test_weights(name: str, weights: str, gib: str | None) -> None:
     n = shown(name).memory.weights
-    assert size(n) == weights
-    assert gib in (None, binary(n))
+    assert format_size(n) == weights
+    assert gib in (None, format_binary_size(n))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +257,7 @@ def test_a_window_caps_what_a_ring_buffer_keeps() -> None:
 def test_a_model_that_looks_both_ways_keeps_nothing() -> None:
     r = shown("block-4x4", "attention.causal=false")
     assert r.kv_cache.values_per_token == r.memory.kv_cache == 0
-    assert "every layer computes all tokens anew" in text(*made("block-4x4", "attention.causal=false")[:2], r)
+    assert "every layer computes all tokens anew" in report_text(*made("block-4x4", "attention.causal=false")[:2], r)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -333,7 +335,7 @@ def test_plain_mlp_and_one_head() -> None:
 
 def test_a_block_without_residuals(tmp_path: Path) -> None:
     spec, decoder, function = with_lines(tmp_path, "block-4x4", "block: [attention, mlp]", without=", placement: pre")
-    matrices = table(report(spec, decoder, function))
+    matrices = table(make_report(spec, decoder, function))
     assert matrices["attention.q"].receives == "x"
     assert (matrices["attention.o"].produces, matrices["mlp.up"].receives) == ("new stream", "attention.o")
 
@@ -350,7 +352,7 @@ def test_kinds_that_share_a_function_share_a_table() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_published_figures_hold(name: str) -> None:
-    assert expect_misses(*made(name)) == []
+    assert check_expect(*made(name)) == []
 
 
 def test_a_miss_says_where_and_part_by_part(tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ def test_a_miss_says_where_and_part_by_part(tmp_path: Path) -> None:
     lines = source.replace("8030261248", "8030261249").replace("65536", "1, layers: {layer: 31}")
     path.write_text(lines, encoding="utf-8")
     spec, decoder, function = _made(path)
-    total, kept, layers = expect_misses(spec, decoder, function)
+    total, kept, layers = check_expect(spec, decoder, function)
     assert (total.expected, total.got) == ("8030261249", "8030261248")
     assert total.place.text[total.place.column - 1 :].startswith("parameters: 8030261249")
     assert total.hint == (
@@ -440,13 +442,13 @@ mlp_post_norm
 @pytest.mark.parametrize("placement", DRAWINGS)
 def test_drawings(placement: str) -> None:
     _, decoder, _ = made("llama3-8b", f"norm.placement={placement}")
-    assert draw(decoder.layers[0]) == DRAWINGS[placement]
+    assert draw_block(decoder.layers[0]) == DRAWINGS[placement]
 
 
 def test_drawing_of_a_sum_inside_a_branch(tmp_path: Path) -> None:
     block = "block: [{residual: [norm, {sum: [[attention], [mlp]]}]}]"
     _, decoder, _ = with_lines(tmp_path, "block-4x4", block, without=", placement: pre")
-    assert draw(decoder.layers[0]).split("\n")[1:4] == [
+    assert draw_block(decoder.layers[0]).split("\n")[1:4] == [
         "├──→ norm ──┬──→ attention ──+──┐",
         "│           └──→ mlp ────────┘  │",
         "+←──────────────────────────────┘",
@@ -456,14 +458,14 @@ def test_drawing_of_a_sum_inside_a_branch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_text_is_plain_and_not_wide(name: str) -> None:
     spec, decoder, _ = made(name)
-    lines = text(spec, decoder, shown(name, device_memory=192 * GB)).split("\n")
+    lines = report_text(spec, decoder, shown(name, device_memory=192 * GB)).split("\n")
     assert max(map(len, lines)) <= 112
     assert not any("\x1b" in line or line != line.rstrip() for line in lines)
 
 
 def test_text_of_the_8b() -> None:
     spec, decoder, _ = made("llama3-8b")
-    page = text(spec, decoder, shown("llama3-8b", device_memory=192 * GIB))
+    page = report_text(spec, decoder, shown("llama3-8b", device_memory=192 * GIB))
     assert "  attention.k   1,024 x 4,096  norm(x)             8 key heads of 128       4,194,304   1.9%\n" in page
     assert "28.6% of the matmuls; as much as they from 28,628 tokens on" in page
     assert "16.06 GB  14.96 GiB  1 device of 192 GiB" in page
@@ -472,7 +474,7 @@ def test_text_of_the_8b() -> None:
 
 def test_text_tells_of_windows() -> None:
     spec, decoder, _ = made("gemma2-9b")
-    page = text(spec, decoder, shown("gemma2-9b"))
+    page = report_text(spec, decoder, shown("gemma2-9b"))
     assert "The block of every layer: 21 local (window 4,096), 21 global\n" in page
     assert "in ring buffers" in page
 
@@ -481,14 +483,14 @@ def test_text_tells_of_windows() -> None:
 def test_a_cut_tile_is_said(tmp_path: Path, depth: int, laid: int | None) -> None:
     layers = ("layers:", "  pattern: [{local: 2}, all]", "  kinds: {local: {attention: {window: 2}}, all: {}}")
     spec, decoder, function = with_lines(tmp_path, "block-4x4", *layers, assign=f"depth={depth}")
-    r = report(spec, decoder, function)
+    r = make_report(spec, decoder, function)
     assert (r.cut_tile.laid if r.cut_tile else None) == laid
     said = f"The last tile of the pattern is cut: {laid} of its 3 layers are laid."
-    assert (said in text(spec, decoder, r)) == (laid is not None)
+    assert (said in report_text(spec, decoder, r)) == (laid is not None)
 
 
 def test_several_models_a_row_each() -> None:
-    head, first, second, *_ = rows([shown("llama3-8b"), shown("gemma2-9b")]).split("\n")
+    head, first, second, *_ = report_rows([shown("llama3-8b"), shown("gemma2-9b")]).split("\n")
     assert head.split()[:3] == ["layers", "width", "parameters"]
     assert first.split()[:4] == ["llama3-8b", "32", "4,096", "8,030,261,248"]
     assert second.endswith("49,622")
@@ -496,7 +498,7 @@ def test_several_models_a_row_each() -> None:
 
 def test_the_lower_storey_is_the_canonical_term_without_null() -> None:
     _, decoder, _ = made("llama3-8b")
-    page, whole = yaml.safe_load(expanded(decoder)), canonical(decoder)
+    page, whole = yaml.safe_load(expanded_text(decoder)), canonical_form(decoder)
     assert page["blocks"] == whole["blocks"]
     assert page["layers"] == [{"0": 32}]
     assert (page["positions"], page["head"]) == ("none", {"tied": False, "softcap": "none"})

@@ -84,7 +84,7 @@ def truth(name: str, row: tuple[int, ...]) -> Array:
     """The oracle's logits (S, V) of a row, whole, without a cache."""
     ids = np.array([row])
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(len(row))[None]}
-    return interp.run(model(name).function, feeds, params(name))["logits"][0]
+    return interp.interpret(model(name).function, feeds, params(name))["logits"][0]
 
 
 @cache

@@ -21,10 +21,10 @@ from blockc.source import (
     key_place,
     override,
     parse,
-    plain,
-    read,
-    render,
+    read_tree,
+    render_finding,
     suggest,
+    to_plain,
 )
 from blockc.source.reading import MAX_DEPTH
 
@@ -57,11 +57,11 @@ def fails(data: bytes | str) -> SpecError:
 
 
 def value(text: str) -> object:
-    return plain(parse(f"a: {text}\n", "s.yaml"))["a"]  # type: ignore[index]
+    return to_plain(parse(f"a: {text}\n", "s.yaml"))["a"]  # type: ignore[index]
 
 
 def test_sample_is_read() -> None:
-    assert plain(parse(SAMPLE, "s.yaml")) == {
+    assert to_plain(parse(SAMPLE, "s.yaml")) == {
         "blockc": 1,
         "name": "tiny",
         "width": 64,
@@ -300,7 +300,7 @@ def test_find_and_key_place() -> None:
 def test_read(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(SAMPLE)
-    assert read(path) == parse(SAMPLE, str(path))
+    assert read_tree(path) == parse(SAMPLE, str(path))
 
 
 def test_read_refuses(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_read_refuses(tmp_path: Path) -> None:
     ]
     for path, part in cases:
         with pytest.raises(SpecError) as caught:
-            read(path)
+            read_tree(path)
         first = caught.value.findings[0]
         assert part in first.message
         assert first.place == Place(str(path), 1, 1)
@@ -327,8 +327,8 @@ def test_read_refuses(tmp_path: Path) -> None:
 def test_override() -> None:
     tree = parse("norm: {placement: pre, eps: 1e-5}\nrope: none\n", "s.yaml")
     new = override(tree, "norm.placement=post")
-    assert plain(new) == {"norm": {"placement": "post", "eps": 1e-5}, "rope": "none"}
-    assert plain(tree)["norm"]["placement"] == "pre"  # type: ignore[index]
+    assert to_plain(new) == {"norm": {"placement": "post", "eps": 1e-5}, "rope": "none"}
+    assert to_plain(tree)["norm"]["placement"] == "pre"  # type: ignore[index]
     file = "--set 'norm.placement=post'"
     assert find(new, ("norm", "placement")).place == Place(file, 1, 16, 4)
     assert find(new, ("norm", "placement")).place.text == "norm.placement=post"
@@ -350,7 +350,7 @@ def test_override() -> None:
 )
 def test_override_values(assignment: str, expected: object) -> None:
     for text in ("b: none\n", "a: none\n"):
-        made = plain(override(parse(text, "s.yaml"), assignment))
+        made = to_plain(override(parse(text, "s.yaml"), assignment))
         assert made["a"] == expected["a"]  # type: ignore[index]
 
 
@@ -407,9 +407,9 @@ specs/a.yaml:2:34: attention.kv_heads must divide attention.heads [BLC202]
   got: 5
   hint: try 4
   specs/a.yaml:2:20: heads"""
-    assert render(fault, "/x") == text
-    assert str(SpecError([fault, fault])) == "\n".join([render(fault)] * 2)
-    assert render(fault).startswith("/x/specs/a.yaml:2:34")
+    assert render_finding(fault, "/x") == text
+    assert str(SpecError([fault, fault])) == "\n".join([render_finding(fault)] * 2)
+    assert render_finding(fault).startswith("/x/specs/a.yaml:2:34")
 
 
 def carets(text: str) -> tuple[str, str]:
@@ -423,7 +423,9 @@ def carets(text: str) -> tuple[str, str]:
 def test_rendered_text_is_inert(char: str) -> None:
     nasty = f"a{char}b\n"
     place = Place(f"f{char}", 1, 7, 3, f"x{char}: {{y: bad}}")
-    text = render(finding(KV_HEADS, place, nasty, expected=nasty, got=nasty, hint=nasty, others=[(nasty, place)]))
+    text = render_finding(
+        finding(KV_HEADS, place, nasty, expected=nasty, got=nasty, hint=nasty, others=[(nasty, place)])
+    )
     assert char not in text and ascii(char)[1:-1] in text
     assert text.count("\n") == 6
     text.encode()
@@ -431,25 +433,25 @@ def test_rendered_text_is_inert(char: str) -> None:
 
 def test_caret_columns() -> None:
     place = Place("f", 1, 7, 3, "x\x1b: {yyy: 1}")
-    assert carets(render(finding(KV_HEADS, place, "m"))) == ("yyy"[1:] + ":", "^^^")
+    assert carets(render_finding(finding(KV_HEADS, place, "m"))) == ("yyy"[1:] + ":", "^^^")
     line = "\ta: bad"
-    assert carets(render(finding(KV_HEADS, Place("f", 1, 5, 3, line), "m"))) == ("bad", "^^^")
-    wide = render(finding(KV_HEADS, Place("f", 1, 4, 2, "日本 例x"), "m")).split("\n")
+    assert carets(render_finding(finding(KV_HEADS, Place("f", 1, 5, 3, line), "m"))) == ("bad", "^^^")
+    wide = render_finding(finding(KV_HEADS, Place("f", 1, 4, 2, "日本 例x"), "m")).split("\n")
     assert wide[2] == "    | " + " " * 5 + "^^^"
-    combining = render(finding(KV_HEADS, Place("f", 1, 4, 1, "e\u0301 x"), "m")).split("\n")
+    combining = render_finding(finding(KV_HEADS, Place("f", 1, 4, 1, "e\u0301 x"), "m")).split("\n")
     assert combining[2] == "    |   ^"
 
 
 @pytest.mark.parametrize("at", [0, 79, 500, 960, 995])
 def test_long_lines_are_clipped_around_the_caret(at: int) -> None:
     line = "a" * at + "BAD" + "a" * (1000 - at)
-    text = render(finding(KV_HEADS, Place("f", 1, at + 1, 3, line), "m"))
+    text = render_finding(finding(KV_HEADS, Place("f", 1, at + 1, 3, line), "m"))
     assert carets(text) == ("BAD", "^^^")
     assert max(map(len, text.split("\n"))) < 180
 
 
 def test_long_fields_are_clipped() -> None:
-    assert len(render(finding(KV_HEADS, Place("f", 1, 1), "m" * 100_000, got="g" * 100_000))) < 1000
+    assert len(render_finding(finding(KV_HEADS, Place("f", 1, 1), "m" * 100_000, got="g" * 100_000))) < 1000
 
 
 def test_suggest() -> None:

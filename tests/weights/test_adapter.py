@@ -92,7 +92,7 @@ def test_the_parameters_are_those_of_merge_and_unload(name: str, tmp_path: Path)
 
 
 def _params(model: Compiled) -> Any:
-    from blockc.ir import parameters as of
+    from blockc.ir import parameters_of as of
 
     return of(model.function)
 

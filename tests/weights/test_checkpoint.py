@@ -18,8 +18,8 @@ import pytest
 
 from blockc import api
 from blockc.basics.errors import CheckpointError
-from blockc.graph.target import Dtype, Target
-from blockc.importing.figures import figures
+from blockc.graph.target import FloatType, Target
+from blockc.importing.figures import figures_of
 from blockc.pipeline.compiled import Compiled
 from blockc.products import folder
 from blockc.products.staging import MANIFEST, FolderError
@@ -31,7 +31,7 @@ NAMES = ("llama3-8b", "gemma2-9b", "gpt2", "pythia-410m")
 COMMITTED = {"model.py", "graph.txt", "report.json", "spec.resolved.yaml"}
 
 
-def built(name: str, out: Path, weights: Path, mode: Mode | None = "link", dtype: Dtype = "fp32") -> api.Built:
+def built(name: str, out: Path, weights: Path, mode: Mode | None = "link", dtype: FloatType = "fp32") -> api.Built:
     return api.build(twin(name), out, proof=False, weights=weights, mode=mode, target=Target(dtype=dtype))
 
 
@@ -108,7 +108,7 @@ def test_shards_are_one_checkpoint(mode: Mode, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["link", "pack"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("unproved")
-def test_a_build_with_weights_verifies(name: str, mode: Mode, dtype: Dtype, tmp_path: Path) -> None:
+def test_a_build_with_weights_verifies(name: str, mode: Mode, dtype: FloatType, tmp_path: Path) -> None:
     made = built(name, tmp_path / "out", checkpoint(name, tmp_path), mode, dtype)
     assert {path.name for path in made.files} == {path.name for path in (tmp_path / "out").iterdir()}
     checked = api.verify(tmp_path / "out")
@@ -211,7 +211,7 @@ def test_the_checkpoints_own_folder_and_strange_weights_are_left_alone(tmp_path:
     ("F16", "fp16", "link"), ("BF16", "bf16", "link"),
 ])  # fmt: skip
 def test_weights_of_another_float_type_are_packed_unless_a_mode_is_asked_for(
-    word: str, dtype: Dtype, mode: Mode, tmp_path: Path
+    word: str, dtype: FloatType, mode: Mode, tmp_path: Path
 ) -> None:
     """One norm of another type is cast, and does not count."""
     held = tensors(twin("llama3-8b"))
@@ -339,7 +339,7 @@ def test_pickled_weights_are_refused(name: str, tmp_path: Path) -> None:
 def test_every_parameter_has_the_float_type_that_was_asked_for(target: Target, tmp_path: Path) -> None:
     """With fewer kv_heads than heads, where a joined q, k and v has been left in float32 elsewhere."""
     model = twin("llama3-8b")
-    (heads,), (kv_heads,) = (figures(model.function)[f"attention.{word}"] for word in ("heads", "kv_heads"))
+    (heads,), (kv_heads,) = (figures_of(model.function)[f"attention.{word}"] for word in ("heads", "kv_heads"))
     assert heads != kv_heads
     path = checkpoint("llama3-8b", tmp_path)
     api.build(model, tmp_path / "out", proof=False, weights=path, mode="pack", target=target)

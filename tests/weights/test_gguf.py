@@ -21,11 +21,11 @@ from transformers.integrations.gguf import gguf_tokenizer_mapping
 
 from blockc import api
 from blockc.basics.errors import CheckpointError
-from blockc.graph.build import build
-from blockc.ir import Array, Function, parameters
+from blockc.graph.build import build_graph
+from blockc.ir import Array, Function, parameters_of
 from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
-from blockc.layouts import GGUF_WORDS, LayoutError, gguf_layout, read_layout
+from blockc.layouts import GGUF_WORDS, LayoutError, load_gguf_layout, read_layout
 from blockc.pipeline.compiled import Compiled
 from blockc.source import SpecError, parse
 from blockc.weights.checkpoint import open_checkpoint
@@ -165,7 +165,7 @@ def test_without_the_package_it_says_so(tmp_path: Path) -> None:
 
 
 def test_some_words_are_those_of_gguf_layouts_alone() -> None:
-    assert {item.permute_rope for item in gguf_layout("llama").items} == {None, "heads", "kv_heads"}
+    assert {item.permute_rope for item in load_gguf_layout("llama").items} == {None, "heads", "kv_heads"}
     for text, message in (
         ("layout: 1\ntensors: {a: {of: [b], permute_rope: 4}}", "not a value of permute_rope"),
         ("layout: 1\ntensors: {a: {of: [b, c], permute_rope: heads}}", "permute_rope stands alone"),
@@ -314,7 +314,7 @@ def converted_file(case: str, path: Path) -> tuple[dict[str, Array], dict[str, A
 
 def read_params(function: Function, path: Path) -> dict[str, Array]:
     made = plan_weights(function, open_checkpoint(path), "llama", "pack", "fp32")
-    shapes = {name: param.shape for name, param in parameters(function).items()}
+    shapes = {name: param.shape for name, param in parameters_of(function).items()}
     return {p: np.concatenate([x.ravel() for x in s.pieces()]).reshape(shapes[p]) for p, s in made.sources.items()}
 
 
@@ -338,7 +338,7 @@ def test_what_the_converter_makes_is_read_back(case: str, tmp_path: Path) -> Non
 def test_a_gain_with_its_offset_in_it_is_read_by_the_specs_offset(tmp_path: Path) -> None:
     """A spec without one multiplies by what the file holds: the same function."""
     params, _ = converted_file("gemma2", tmp_path / "model.gguf")
-    plain = build(elaborate(from_tree(parse(GEMMA2.replace("offset: 1, ", "").encode(), "small.yaml"))))
+    plain = build_graph(elaborate(from_tree(parse(GEMMA2.replace("offset: 1, ", "").encode(), "small.yaml"))))
     read = read_params(plain, tmp_path / "model.gguf")
     for name, array in params.items():
         assert np.array_equal(read[name], array + np.float32(1) if "norm" in name else array), name

@@ -16,7 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from blockc import api
 from blockc.basics.errors import CheckpointError
-from blockc.graph.build import build
+from blockc.graph.build import build_graph
 from blockc.ir import Function
 from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
@@ -45,7 +45,7 @@ def function(text: str, **changed: str) -> Function:
     for old, new in changed.items():
         assert old in text
         text = text.replace(old, new)
-    return build(elaborate(from_tree(parse(text.encode(), "small.yaml"))))
+    return build_graph(elaborate(from_tree(parse(text.encode(), "small.yaml"))))
 
 
 def scaled(scaling: str) -> Function:

@@ -12,8 +12,8 @@ import pytest
 from blockc import api
 from blockc.basics.errors import CheckpointError
 from blockc.graph.target import Target
-from blockc.ir import Array, parameters
-from blockc.layouts import layout
+from blockc.ir import Array, parameters_of
+from blockc.layouts import load_layout
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.plan import DATA, PAGE, Mode, WeightPlan, largest, narrow, plan_weights, write_data
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules
@@ -30,7 +30,7 @@ def planned(name: str, path: Path, mode: Mode = "link") -> WeightPlan:
 @pytest.mark.parametrize("name", ["llama3-8b", "gemma2-9b", "gpt2", "pythia-410m"])
 def test_each_parameter_has_one_place_of_its_length(name: str, tmp_path: Path) -> None:
     save(tmp_path / "model.safetensors", tensors(twin(name)))
-    shapes = {path: param.shape for path, param in parameters(twin(name).function).items()}
+    shapes = {path: param.shape for path, param in parameters_of(twin(name).function).items()}
     for mode in ("link", "pack"):
         made = planned(name, tmp_path, mode).references
         assert {path: r.shape for path, r in made.items()} == shapes
@@ -45,7 +45,7 @@ def test_what_is_only_renamed_is_linked_and_the_rest_packed(tmp_path: Path) -> N
         save(tmp_path / name / "model.safetensors", tensors(twin(name)))
         return set(planned(name, tmp_path / name).linked)
 
-    assert linked("llama3-8b") == set(parameters(twin("llama3-8b").function))
+    assert linked("llama3-8b") == set(parameters_of(twin("llama3-8b").function))
     gpt2 = linked("gpt2")
     assert "embedding.weight" in gpt2 and "layers.0.attention.o.bias" in gpt2
     assert not gpt2 & {"layers.0.attention.o.weight", "layers.0.attention.q.weight", "layers.0.attention.q.bias"}
@@ -176,4 +176,4 @@ def test_permuted_rows_come_back() -> None:
     packed = pack(replace(table, each=(permuted,)), {"layers.0.attention.q.weight": weight})
     assert np.array_equal(packed[one.name], file)
     assert not np.array_equal(file, weight)
-    assert rules(layout("llama"), model.function, group_sizes(model.function)).each == table.each
+    assert rules(load_layout("llama"), model.function, group_sizes(model.function)).each == table.each

@@ -17,12 +17,12 @@ import torch
 import transformers
 
 from blockc.basics.errors import CheckpointError
-from blockc.graph.build import build
-from blockc.graph.interp import run
-from blockc.ir import Array, Function, parameters
+from blockc.graph.build import build_graph
+from blockc.graph.interp import interpret
+from blockc.ir import Array, Function, parameters_of
 from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
-from blockc.layouts import LayoutError, layout, read_layout
+from blockc.layouts import LayoutError, load_layout, read_layout
 from blockc.source import SpecError, parse
 from blockc.weights.rules import Rules, group_sizes, pack, patterns, random_parameters, rules, unpack
 from blockc.weights.safetensors import read_safetensors, write_safetensors
@@ -139,7 +139,7 @@ class Case:
 
     @property
     def rules(self) -> Rules:
-        return rules(layout(self.layout), self.function, group_sizes(self.function))
+        return rules(load_layout(self.layout), self.function, group_sizes(self.function))
 
     def params(self, seed: int = 0) -> dict[str, Array]:
         return random_parameters(self.function, seed)
@@ -147,7 +147,7 @@ class Case:
 
 @cache
 def _function(spec: str) -> Function:
-    return build(elaborate(from_tree(parse(spec, "small.yaml"))))
+    return build_graph(elaborate(from_tree(parse(spec, "small.yaml"))))
 
 
 def _rope(theta: float, **more: Any) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _loaded(case: Case, params: dict[str, Array], folder: Path) -> Any:
 @every_case
 def test_transformers_computes_what_the_oracle_computes(case: Case, tmp_path: Path) -> None:
     params, inputs = case.params(), _inputs()
-    ours = run(case.function, inputs, params)["logits"]
+    ours = interpret(case.function, inputs, params)["logits"]
     with torch.no_grad():
         theirs = _loaded(case, params, tmp_path)(**{k: torch.tensor(v) for k, v in inputs.items()}).logits.numpy()
     seen = inputs["attention_mask"] == 1
@@ -263,13 +263,13 @@ def test_unpack_is_the_inverse_of_pack(case: Case) -> None:
 
 @every_case
 def test_the_patterns_say_what_the_rules_say(case: Case) -> None:
-    held = patterns(layout(case.layout), case.function, group_sizes(case.function))
+    held = patterns(load_layout(case.layout), case.function, group_sizes(case.function))
     expanded = {
         (p.name.format(i=i), tuple(target.format(i=i) for target in p.targets), p.groups, p.axis, p.transpose)
         for p in held for i in p.layers or (0,)
     }  # fmt: skip
     assert expanded == {(r.name, r.targets, r.groups, r.axis, r.transpose) for r in case.rules}
-    assert {target for r in case.rules for target in r.targets} == set(parameters(case.function))
+    assert {target for r in case.rules for target in r.targets} == set(parameters_of(case.function))
     assert all(p.layers == ((0, 1) if "{i}" in p.name else ()) for p in held)
 
 
@@ -297,13 +297,13 @@ def test_gpt2_stacks_and_transposes() -> None:
 def test_a_layout_that_is_not_there_names_those_that_are() -> None:
     for name in ("lama", "../layouts/llama", "__init__", ""):
         with pytest.raises(LayoutError, match="gemma2, .*gpt-j, .*gpt2, .*llama, .*olmo2, .*phi, phi3"):
-            layout(name)
+            load_layout(name)
 
 
 def test_uncovered_parameters_are_all_named() -> None:
     function = CASES["gemma2"].function
     with pytest.raises(LayoutError) as caught:
-        rules(layout("gpt2"), function, group_sizes(function))
+        rules(load_layout("gpt2"), function, group_sizes(function))
     gates = {f"layers.{i}.mlp.gate.weight" for i in range(2)}
     posts = {f"layers.{i}.{part}_post_norm.weight" for i in range(2) for part in ("attention", "mlp")}
     named = {line.rpartition(" ")[2] for line in str(caught.value).splitlines() if "no tensor" in line}
@@ -313,16 +313,16 @@ def test_uncovered_parameters_are_all_named() -> None:
 def test_some_of_a_join_is_no_join() -> None:
     function = _function(GPT2.replace("bias: [q, k, v, o]", "bias: [q, o]"))
     with pytest.raises(LayoutError, match=r"c_attn.bias joins .*: no parameter layers.0.attention.k.bias, layers.0"):
-        rules(layout("gpt2"), function, group_sizes(function))
+        rules(load_layout("gpt2"), function, group_sizes(function))
 
 
 def test_a_group_holds_whole_heads() -> None:
     """Two key-value heads do not go round four groups, although their rows would."""
     function = _function(GPT_NEOX.replace("heads: 4,", "heads: 4, kv_heads: 2,"))
     with pytest.raises(LayoutError, match="no 4 groups along axis 0"):
-        rules(layout("gpt-neox"), function, group_sizes(function))
+        rules(load_layout("gpt-neox"), function, group_sizes(function))
     with pytest.raises(LayoutError, match="packed by heads, which differs between attentions"):
-        rules(layout("gpt-neox"), function, {})
+        rules(load_layout("gpt-neox"), function, {})
 
 
 def test_two_lines_for_one_parameter_are_refused() -> None:
@@ -574,7 +574,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 @every_case
 def test_random_parameters_hide_nothing(case: Case) -> None:
-    params, shapes = case.params(), parameters(case.function)
+    params, shapes = case.params(), parameters_of(case.function)
     assert params.keys() == shapes.keys()
     for path, array in params.items():
         param = shapes[path]

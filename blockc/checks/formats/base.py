@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from blockc.diagnostics import SEVERITIES
-from blockc.source import PATH_SHOWN, Finding, Place, inert
+from blockc.source import PATH_SHOWN, Finding, Place, escape_text
 
 STDIN = "<stdin>"  # the file name for standard input
 
@@ -57,11 +57,11 @@ def relative_path(file: str) -> str:
     if file == STDIN:
         return STDIN.strip("<>")
     if not os.path.isabs(file):
-        return inert(file.replace(os.sep, "/"), PATH_SHOWN)
+        return escape_text(file.replace(os.sep, "/"), PATH_SHOWN)
     try:
-        return inert(os.path.relpath(file).replace(os.sep, "/"), PATH_SHOWN)
+        return escape_text(os.path.relpath(file).replace(os.sep, "/"), PATH_SHOWN)
     except ValueError:  # on another drive
-        return inert(os.path.basename(file), PATH_SHOWN)
+        return escape_text(os.path.basename(file), PATH_SHOWN)
 
 
 def path_in_repository(place: Place) -> str:
@@ -76,7 +76,7 @@ def path_in_repository(place: Place) -> str:
     for root in _roots(os.getcwd(), os.environ.get("GITHUB_WORKSPACE", "")):
         for at, top in ((file, root), (_real(file), os.path.realpath(root))):
             if at.startswith(os.path.join(top, "")):
-                return inert(os.path.relpath(at, top).replace(os.sep, "/"), PATH_SHOWN)
+                return escape_text(os.path.relpath(at, top).replace(os.sep, "/"), PATH_SHOWN)
     return path_of(place)
 
 
@@ -101,4 +101,6 @@ def relocate(finding: Finding) -> Finding:
 def full_message(finding: Finding) -> str:
     """The message, then expected, got and hint on a line each."""
     parts = (("expected", finding.expected), ("got", finding.got), ("hint", finding.hint))
-    return "\n".join((inert(finding.message), *(f"{label}: {inert(said)}" for label, said in parts if said)))
+    return "\n".join(
+        (escape_text(finding.message), *(f"{label}: {escape_text(said)}" for label, said in parts if said))
+    )

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from blockc.checks.formats.base import Checked, relative_path, relocate
-from blockc.source import Finding, inert, render
+from blockc.source import Finding, escape_text, render_finding
 
-# The characters that XML 1.0 cannot write and that `inert` leaves.
+# The characters that XML 1.0 cannot write and that `escape_text` leaves.
 _NO_XML = re.compile("[\ufffe\uffff]")
 
 
@@ -25,7 +25,7 @@ def _case(checked: Checked) -> list[str]:
     beside = [finding for finding in checked.findings if not checked.counts(finding)]
     lines = [f"<testcase classname={_attribute('blockc.check')} name={_attribute(relative_path(checked.file))}>"]
     if against:
-        first = f"{against[0].code.name}: {inert(against[0].message)}"
+        first = f"{against[0].code.name}: {escape_text(against[0].message)}"
         message = first if len(against) == 1 else f"{first} (and {len(against) - 1} more)"
         lines += [f'<failure type="{against[0].code.name}" message={_attribute(message)}>{_body(against)}</failure>']
     if beside:
@@ -34,7 +34,7 @@ def _case(checked: Checked) -> list[str]:
 
 
 def _body(findings: Sequence[Finding]) -> str:
-    return escape(_clean("\n".join(render(relocate(finding)) for finding in findings)))
+    return escape(_clean("\n".join(render_finding(relocate(finding)) for finding in findings)))
 
 
 def _attribute(text: str) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import blockc
 from blockc.checks.formats.base import Checked, full_message, path_in_repository
 from blockc.diagnostics import Code
-from blockc.source import Finding, Place, inert
+from blockc.source import Finding, Place, escape_text
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -51,7 +51,7 @@ def _result(finding: Finding, rule: int, seen: Counter[str]) -> dict[str, Any]:
         "partialFingerprints": {"primaryLocationLineHash": _fingerprint(finding, seen)},
     }
     related = [
-        {"id": i, "message": {"text": inert(label)}, "physicalLocation": _location(place)}
+        {"id": i, "message": {"text": escape_text(label)}, "physicalLocation": _location(place)}
         for i, (label, place) in enumerate(finding.others, 1)
     ]
     return said | ({"relatedLocations": related} if related else {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blockc.checks.formats.base import Checked
-from blockc.source import inert, render
+from blockc.source import escape_text, render_finding
 
 
 def render_text(checked: Sequence[Checked]) -> str:
@@ -15,8 +15,8 @@ def render_text(checked: Sequence[Checked]) -> str:
 
 def render_lines(checked: Checked) -> tuple[str, str]:
     """(The findings of a file; the line that it is ok); either may be empty."""
-    found = "\n".join(render(finding) for finding in checked.findings)
-    return found, "" if checked.wrong else f"{inert(checked.file)}: ok"
+    found = "\n".join(render_finding(finding) for finding in checked.findings)
+    return found, "" if checked.wrong else f"{escape_text(checked.file)}: ok"
 
 
 def verdict_of(checked: Sequence[Checked]) -> str:

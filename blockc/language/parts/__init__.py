@@ -1,7 +1,7 @@
 """The parts: what a spec's keys stand for, each with the ops that it expands to."""
 
 from blockc.language.parts.attention import Alibi, Attention
-from blockc.language.parts.base import Asked, Lent, Loc, Model, OrNone, Part, Piece, Problem, Scope, Shared
+from blockc.language.parts.base import Lent, Loc, Model, OrNone, Part, Piece, Problem, Request, Scope, Shared
 from blockc.language.parts.mlp import Mlp
 from blockc.language.parts.norm import Norm, QkNorm
 from blockc.language.parts.position import Learned, Positions, Sine
@@ -11,7 +11,7 @@ from blockc.language.parts.rope import Dynamic, Linear, Llama3, Longrope, Rope, 
 PARTS: dict[str, type[Part]] = {"attention": Attention, "mlp": Mlp, "norm": Norm}
 
 __all__ = [
-    "PARTS", "Alibi", "Asked", "Attention", "Dynamic", "Learned", "Lent", "Linear", "Llama3", "Loc", "Longrope", "Mlp",
-    "Model", "Norm", "OrNone", "Part", "Piece", "Positions", "Problem", "QkNorm", "Rope", "Scope", "Shared", "Sine",
+    "PARTS", "Alibi", "Attention", "Dynamic", "Learned", "Lent", "Linear", "Llama3", "Loc", "Longrope", "Mlp", "Model",
+    "Norm", "OrNone", "Part", "Piece", "Positions", "Problem", "QkNorm", "Request", "Rope", "Scope", "Shared", "Sine",
     "Yarn",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from blockc.language.parts.twin import SOFTCAP, AtMost, Edits, Twin
 from blockc.ops import Alibi as AlibiOp
 from blockc.ops import Attention as AttentionOp
 from blockc.ops import Clip, Linear, MergeHeads, SinkAttention, Sinks, SplitHeads, Visible, VisibleBothWays
-from blockc.source import MappingNode, Place, plain
+from blockc.source import MappingNode, Place, to_plain
 
 SEEN = 5  # tokens of a window in a twin
 GROUP = 4  # the most query heads that read one key-value head in a twin
@@ -115,16 +115,16 @@ class Attention(Part):
         "of that kind which makes its own are read. Absent or none: it makes its own.",
     )
 
-    def resolved(self, width: int) -> Attention:
+    def resolve(self, width: int) -> Attention:
         head_dim = self.head_dim or width // self.heads
         derived = {
             "kv_heads": self.kv_heads or self.heads,
             "head_dim": head_dim,
             "scale": float(self.scale or head_dim**-0.5),
             "bias": tuple(m for m in ("q", "k", "v", "o") if m in self.bias),
-            "rope": self.rope.resolved(head_dim) if self.rope else None,
-            "qk_norm": self.qk_norm.resolved(turned=self.rope is not None) if self.qk_norm else None,
-            "sub_norm": self.sub_norm.resolved() if self.sub_norm else None,
+            "rope": self.rope.resolve(head_dim) if self.rope else None,
+            "qk_norm": self.qk_norm.resolve(turned=self.rope is not None) if self.qk_norm else None,
+            "sub_norm": self.sub_norm.resolve() if self.sub_norm else None,
             "sinks": self.sinks or None,
         }
         return self.model_copy(update=derived)
@@ -139,13 +139,13 @@ class Attention(Part):
         few = min(kv_heads, 2 if grouped else 4)
         return few * min(self.heads // kv_heads, GROUP), few
 
-    def shrunk(self, said: MappingNode, twin: Twin) -> Edits:
+    def shrink_keys(self, said: MappingNode, twin: Twin) -> Edits:
         """Heads, their size, and the scale of scores with it: of what is said, laid over this attention."""
-        words = {key: plain(entry.value) for key, entry in said.entries.items()}
+        words = {key: to_plain(entry.value) for key, entry in said.entries.items()}
         sizes = {key: words[key] for key in ("heads", "kv_heads", "head_dim") if key in words}
         own = {key: size if isinstance(size, int) else None for key, size in sizes.items()}
-        a = self.model_copy(update=own).resolved(twin.was)
-        was, head_dim = a.head_dim or 1, twin.of_heads(a.head_dim or 1)
+        a = self.model_copy(update=own).resolve(twin.was)
+        was, head_dim = a.head_dim or 1, twin.scale_by_heads(a.head_dim or 1)
         heads, kv_heads = a.few_heads(twin.grouped)
         new = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         edits: Edits = {key: new[key] for key, size in own.items() if size is not None}
@@ -158,7 +158,7 @@ class Attention(Part):
 
     def problems(self, width: int, context: int) -> Iterator[Problem]:
         if self.head_dim is None and width % self.heads:
-            near = _near(width, self.heads)
+            near = _divisors_near(width, self.heads)
             yield Problem(
                 HEADS,
                 ("heads",),
@@ -225,7 +225,7 @@ class Attention(Part):
                           also=(("causal", ("causal",)),))  # fmt: skip
 
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
-        a = self.resolved(scope.width)
+        a = self.resolve(scope.width)
         heads, kv_heads, head_dim, scale = a.heads, a.kv_heads or 0, a.head_dim or 0, a.scale or 0.0
         inner = Scope(scope.width)
         (mask,) = inner.ask(a._mask)
@@ -233,10 +233,10 @@ class Attention(Part):
         lent, borrowed = Lent(label, kv_heads, head_dim), a.kv_from is not None
         k, v = inner.ask(lent) if borrowed else a._keys_and_values(inner, place)
         if a.rope:
-            table = a.rope.table(head_dim)
+            table = a.rope.table_op(head_dim)
             read = ("position_ids",) if table.by_length is None else ("position_ids", "length")
             cos, sin = inner.ask(Shared("rotary", table, read))
-            rotary = a.rope.turn(head_dim)
+            rotary = a.rope.rotary_op(head_dim)
             q = apply(rotary, q, cos, sin, name="q_rotated", place=place)
             q = a._behind_rope(q, "q", place)
             if not borrowed:
@@ -252,7 +252,7 @@ class Attention(Part):
         mixed = apply(op, q, k, v, mask, *sinks, name="mixed", place=place)
         joined = apply(MergeHeads(), mixed, name="joined", place=place)
         if a.sub_norm:
-            joined = a.sub_norm.of(joined, heads * head_dim, place)
+            joined = a.sub_norm.apply_to(joined, heads * head_dim, place)
         o = apply(Linear(heads * head_dim, scope.width, "o" in a.bias), joined, name="o", place=place)
         read = "heads" if kv_heads > 1 else "head"
         groups = f"query heads of {head_dim} read {kv_heads} key-value {read}"
@@ -305,7 +305,7 @@ class Attention(Part):
             x = apply(norm.op(count * head_dim), x, name=f"{name}_norm", place=place)
         x = apply(SplitHeads(count, head_dim), x, name=f"{name}_heads", place=place)
         if norm and norm.over == "head" and not norm.order:
-            return norm.of_heads(x, (count, head_dim), name, place)
+            return norm.normalise_heads(x, (count, head_dim), name, place)
         if name == "v" and self.v_norm:
             return apply(self.v_norm.op(head_dim), x, name="v_norm", place=place)
         return x
@@ -313,10 +313,10 @@ class Attention(Part):
     def _behind_rope(self, x: Value, name: str, place: Place | None) -> Value:
         """q or k of a resolved part, turned, with the norm that stands behind rope."""
         norm = self.qk_norm
-        return norm.of_heads(x, self._sizes(name), name, place) if norm and norm.order else x
+        return norm.normalise_heads(x, self._sizes(name), name, place) if norm and norm.order else x
 
 
-def _near(width: int, heads: int) -> str:
+def _divisors_near(width: int, heads: int) -> str:
     """The divisors of width on either side of heads."""
     below = next((h for h in range(min(heads, width), max(heads - 10_000, 0), -1) if width % h == 0), 1)
     above = next((h for h in range(heads, min(heads + 10_000, width) + 1) if width % h == 0), width)

@@ -26,7 +26,7 @@ KindName = Annotated[str, Field(pattern=KIND)]  # of layers.kinds
 
 
 class Mark(Enum):
-    """What a key says beside its type: it is among the metadata of its field."""
+    """What a key says beside its type, as metadata of its field."""
 
     LAST = "stands behind the keys without this mark in the text of a spec"
     OF_NORM = "of a norm inside a part: taken over from the layer's norm where it is absent"
@@ -35,7 +35,7 @@ class Mark(Enum):
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that types alone do not refuse, at a location relative to the part."""
+    """A fault that types alone do not catch, at a location relative to the part."""
 
     code: Code
     loc: Loc
@@ -60,17 +60,17 @@ class Model(BaseModel):
         """The keys as they stand in a spec, but for those that are marked LAST: the order of the fields."""
         return tuple(cls.model_fields)
 
-    def shrunk(self, said: MappingNode, twin: Twin) -> Edits:
+    def shrink_keys(self, said: MappingNode, twin: Twin) -> Edits:
         """The values in a twin of keys that shrink together, where `said` stands; a key alone has its Rule."""
         return {}
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Made once at the root and passed into the layers: `op` of the root's values of these names.
+    """A value that is made once at the root and passed into the layers: `op` of the root's values with these names.
 
-    Masks and rotary tables are such, so that layers that differ in a window or a theta alone are one function. Of the
-    values `length` is one number, every other has one for each token.
+    Masks and rotary tables are shared, so that layers that differ only in a window or a theta are one function. The
+    value `length` is one number; every other has one for each token.
     """
 
     label: str
@@ -100,20 +100,20 @@ class Lent:
         return (tensor("float", B, self.heads, S, self.head_dim),) * 2
 
 
-Asked = Shared | Lent
+Request = Shared | Lent
 
 
 @dataclass
 class Scope:
-    """A function being written: its stream comes in as x, and what it asks for becomes further inputs.
+    """A function being built. Its stream is the input x, and what it asks for becomes further inputs.
 
-    `lends` are the labels of attentions that later layers read; what these lend becomes further outputs.
+    `lends` are the labels of attentions whose keys and values later layers read: these become further outputs.
     """
 
     width: int
     lends: frozenset[str] = frozenset()
     x: Node = field(init=False)
-    asked: dict[Asked, tuple[Node, ...]] = field(default_factory=dict[Asked, tuple[Node, ...]], init=False)
+    asked: dict[Request, tuple[Node, ...]] = field(default_factory=dict[Request, tuple[Node, ...]], init=False)
     lent: dict[Lent, tuple[Value, ...]] = field(default_factory=dict[Lent, tuple[Value, ...]], init=False)
 
     names: set[str] = field(default_factory=set[str], init=False)
@@ -121,16 +121,17 @@ class Scope:
     def __post_init__(self) -> None:
         self.x = Node(Input(tensor("float", B, S, self.width), token_axis=1), (), "x")
 
-    def fresh(self, wish: str) -> str:
-        """The name, or the next like it where the function has it already."""
-        self.names.add(name := _free(wish, self.names))
+    def fresh_name(self, wish: str) -> str:
+        """The name, or the same with a number where the function already has it."""
+        self.names.add(name := _free_name(wish, self.names))
         return name
 
-    def ask(self, asked: Asked) -> tuple[Value, ...]:
+    def ask(self, asked: Request) -> tuple[Value, ...]:
         if asked not in self.asked:
             taken = [n.name for nodes in self.asked.values() for n in nodes]
             self.asked[asked] = tuple(
-                Node(Input(type_), (), _free(name, taken)) for name, type_ in zip(asked.names, asked.types, strict=True)
+                Node(Input(type_), (), _free_name(name, taken))
+                for name, type_ in zip(asked.names, asked.types, strict=True)
             )
         return tuple(n[0] for n in self.asked[asked])
 
@@ -139,14 +140,14 @@ class Scope:
         outputs = [("out", output)]
         for lent, values in self.lent.items():
             taken = [name for name, _ in outputs]
-            outputs += ((_free(name, taken), value) for name, value in zip(lent.names, values, strict=True))
+            outputs += ((_free_name(name, taken), value) for name, value in zip(lent.names, values, strict=True))
         function = Function(name, inputs, tuple(outputs), doc=doc, stream="x")
         return Piece(function, tuple(self.asked), tuple(self.lent))
 
     def call(self, piece: Piece, x: Value, *, name: str, place: Place | None) -> Value:
         asked = (value for each in piece.asks for value in self.ask(each))
         made = node(Call(piece.function), x, *asked, name=name, place=place)
-        self.lent |= piece.lent(made)
+        self.lent |= piece.lent_values(made)
         return made[0]
 
 
@@ -155,19 +156,19 @@ class Piece:
     """A finished function and what its caller must pass in after the stream."""
 
     function: Function
-    asks: tuple[Asked, ...]
+    asks: tuple[Request, ...]
     lends: tuple[Lent, ...] = ()
 
-    def lent(self, call: Node) -> dict[Lent, tuple[Value, ...]]:
-        """What a call of the function gives beside the stream."""
+    def lent_values(self, call: Node) -> dict[Lent, tuple[Value, ...]]:
+        """The outputs of a call of the function beside the stream."""
         values = (call[i] for i in range(1, len(call.types)))
         return {lent: tuple(islice(values, len(lent.names))) for lent in self.lends}
 
 
 class Part(Model):
-    """One occupant of a block: reads a stream (B, S, width) and gives one of the same type."""
+    """A part of a block: reads a stream (B, S, width) and gives one of the same type."""
 
-    def resolved(self, width: int) -> Part:
+    def resolve(self, width: int) -> Part:
         """The same part with its derived values written out."""
         return self
 
@@ -178,6 +179,6 @@ class Part(Model):
         raise NotImplementedError
 
 
-def _free(name: str, taken: Collection[str]) -> str:
+def _free_name(name: str, taken: Collection[str]) -> str:
     candidates = (name, *(f"{name}_{i}" for i in range(2, len(taken) + 3)))
     return next(candidate for candidate in candidates if candidate not in taken)

@@ -81,9 +81,9 @@ class Mlp(Part):
         for problem in self.sub_norm.problems() if self.sub_norm else ():
             yield problem.under("sub_norm")
 
-    def resolved(self, width: int) -> Mlp:
+    def resolve(self, width: int) -> Mlp:
         bias = tuple(m for m in ("gate", "up", "down") if m in self.bias)
-        return self.model_copy(update={"bias": bias, "sub_norm": self.sub_norm.resolved() if self.sub_norm else None})
+        return self.model_copy(update={"bias": bias, "sub_norm": self.sub_norm.resolve() if self.sub_norm else None})
 
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
         inner = Scope(scope.width)
@@ -93,7 +93,7 @@ class Mlp(Part):
 
         hidden, formula = self._hidden(into, place)
         if self.sub_norm:
-            hidden, formula = self.sub_norm.of(hidden, self.width, place), f"norm({formula})"
+            hidden, formula = self.sub_norm.apply_to(hidden, self.width, place), f"norm({formula})"
         down = apply(Linear(self.width, scope.width, "down" in self.bias), hidden, name="down", place=place)
         doc = f"down({formula}), {self.width} wide."
         return scope.call(inner.close("MLP", down, doc), x, name=label, place=place)

@@ -16,11 +16,17 @@ from blockc.ops import HeadGain, LayerNorm, RmsNorm
 from blockc.source import Place
 
 EPS = "Added to the mean square (rms) or the variance (layer) before the root. A number of 0 or more, such as 1e-5."
-Type = Literal["rms", "layer"]
+NormType = Literal["rms", "layer"]
 
 
 def norm_op(
-    type_: Type | None, width: int, eps: float, offset: float | None, *, bias: bool | None = None, bare: bool = False
+    type_: NormType | None,
+    width: int,
+    eps: float,
+    offset: float | None,
+    *,
+    bias: bool | None = None,
+    bare: bool = False,
 ) -> RmsNorm | LayerNorm:
     """The op of a norm. Bare: without parameters."""
     if type_ == "layer":
@@ -28,12 +34,12 @@ def norm_op(
     return RmsNorm(width, eps, offset or 0.0, bare)
 
 
-def _biased_rms(code: Code, type_: Type | None, bias: bool | None) -> Iterator[Problem]:
+def _check_rms_bias(code: Code, type_: NormType | None, bias: bool | None) -> Iterator[Problem]:
     if type_ == "rms" and bias is not None:
         yield Problem(code, ("bias",), "an rms norm has no bias", "no such key beside type: rms")
 
 
-def _from_nowhere(code: Code, type_: Type | None, eps: float | None) -> Iterator[Problem]:
+def _check_inherited(code: Code, type_: NormType | None, eps: float | None) -> Iterator[Problem]:
     """Of a norm inside a part, which is of the type of the layer's norm unless it says its own."""
     if type_ is None or eps is None:
         yield Problem(code, (), "there is no norm to take type and eps from", "a norm, or type and eps here")
@@ -45,7 +51,7 @@ class Norm(Part):
     `weight: false` leaves out both weight and bias.
     """
 
-    type: Type = Field(
+    type: NormType = Field(
         description="rms: x / rms(x) * weight. layer: (x - mean) / std * weight, with a bias or without."
     )
     eps: Epsilon = Field(description=EPS)
@@ -62,7 +68,7 @@ class Norm(Part):
         default=None, description="Number added to the gain: (offset + weight) in the place of weight. Absent: 0."
     )
 
-    def resolved(self, width: int) -> Norm:
+    def resolve(self, width: int) -> Norm:
         """(0 + weight) is weight, which is there unless it is said not to be."""
         bare = self.weight is False
         bias = False if bare and self.type == "layer" else self.bias
@@ -75,7 +81,7 @@ class Norm(Part):
                 yield Problem(NORM_BIAS, (key,), message, f"no {key}", also=(("without weight", ("weight",)),))
         if self.type == "layer" and self.bias is None and self.weight is not False:
             yield Problem(NORM_BIAS, (), "a layer norm must say whether it has a bias", "bias: true or bias: false")
-        yield from _biased_rms(NORM_BIAS, self.type, self.bias)
+        yield from _check_rms_bias(NORM_BIAS, self.type, self.bias)
 
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
         op = norm_op(self.type, scope.width, self.eps, self.offset, bias=self.bias, bare=self.weight is False)
@@ -99,7 +105,9 @@ class QkNorm(Model):
         default=None,
         description="before_rope, or after_rope: heads are normed once they are turned. Absent or none: before_rope.",
     )
-    type: Annotated[Type | None, Mark.OF_NORM] = Field(default=None, description="rms, or layer. Absent: that of norm.")
+    type: Annotated[NormType | None, Mark.OF_NORM] = Field(
+        default=None, description="rms, or layer. Absent: that of norm."
+    )
     eps: Annotated[Epsilon | None, Mark.OF_NORM] = Field(default=None, description=EPS + " Absent: that of norm.")
     weight: bool | None = Field(
         default=None, description="false: x / rms(x) or (x - mean) / std, without parameters. Absent: true."
@@ -130,15 +138,15 @@ class QkNorm(Model):
         if self.offset and (self.weights == "own" or self.weight is False):
             message = "offset is part of a norm whose weights are shared: (offset + weight)"
             yield Problem(QK_NORM, ("offset",), message, "offset: none")
-        yield from _from_nowhere(QK_NORM, self.type, self.eps)
+        yield from _check_inherited(QK_NORM, self.type, self.eps)
 
     def _bias_problems(self) -> Iterator[Problem]:
-        yield from _biased_rms(QK_NORM, self.type, self.bias)
+        yield from _check_rms_bias(QK_NORM, self.type, self.bias)
         if self.type != "rms" and self.bias and (self.weights == "own" or self.weight is False):
             message = "a bias stands beside a weight that all heads share, or one of the whole projection"
             yield Problem(QK_NORM, ("bias",), message, "bias: false")
 
-    def resolved(self, turned: bool) -> QkNorm:
+    def resolve(self, turned: bool) -> QkNorm:
         """Without rope there is no other side of it."""
         order = self.order if turned and self.order == "after_rope" else None
         bare, bias = (False if self.weight is False else None), self.bias or None
@@ -148,7 +156,7 @@ class QkNorm(Model):
         bare = bare or self.weight is False
         return norm_op(self.type, width, self.eps or 0.0, self.offset, bias=self.bias, bare=bare)
 
-    def of_heads(self, x: Value, sizes: tuple[int, int], name: str, place: Place | None) -> Value:
+    def normalise_heads(self, x: Value, sizes: tuple[int, int], name: str, place: Place | None) -> Value:
         """Over each of the heads; sizes are their number and head_dim."""
         if self.weights != "own":
             return apply(self.op(sizes[1]), x, name=f"{name}_norm", place=place)
@@ -161,11 +169,13 @@ class VNorm(Model):
 
     over: Literal["head"] = Field(description="head: each head by itself.")
     weight: Literal[False] = Field(description="false: x / rms(x) or (x - mean) / std, without parameters.")
-    type: Annotated[Type | None, Mark.OF_NORM] = Field(default=None, description="rms, or layer. Absent: that of norm.")
+    type: Annotated[NormType | None, Mark.OF_NORM] = Field(
+        default=None, description="rms, or layer. Absent: that of norm."
+    )
     eps: Annotated[Epsilon | None, Mark.OF_NORM] = Field(default=None, description=EPS + " Absent: that of norm.")
 
     def problems(self) -> Iterator[Problem]:
-        yield from _from_nowhere(V_NORM, self.type, self.eps)
+        yield from _check_inherited(V_NORM, self.type, self.eps)
 
     def op(self, head_dim: int) -> RmsNorm | LayerNorm:
         return norm_op(self.type, head_dim, self.eps or 0.0, None, bare=True)
@@ -180,7 +190,9 @@ class SubNorm(Model):
     weight: bool = Field(
         description="true: a gain for each number. false: x / rms(x) or (x - mean) / std, without parameters."
     )
-    type: Annotated[Type | None, Mark.OF_NORM] = Field(default=None, description="rms, or layer. Absent: that of norm.")
+    type: Annotated[NormType | None, Mark.OF_NORM] = Field(
+        default=None, description="rms, or layer. Absent: that of norm."
+    )
     eps: Annotated[Epsilon | None, Mark.OF_NORM] = Field(default=None, description=EPS + " Absent: that of norm.")
     bias: OrNone[bool] = Field(default=None, description="Whether a layer norm adds numbers of its own. Absent: false.")
     offset: Annotated[OrNone[Real], Mark.OF_NORM] = Field(
@@ -188,17 +200,17 @@ class SubNorm(Model):
     )
 
     def problems(self) -> Iterator[Problem]:
-        yield from _from_nowhere(SUB_NORM, self.type, self.eps)
-        yield from _biased_rms(SUB_NORM, self.type, self.bias)
+        yield from _check_inherited(SUB_NORM, self.type, self.eps)
+        yield from _check_rms_bias(SUB_NORM, self.type, self.bias)
         for key in ("bias", "offset"):
             if not self.weight and getattr(self, key):
                 message = "a norm without weight has no parameters"
                 also = (("without weight", ("weight",)),)
                 yield Problem(SUB_NORM, (key,), message, f"{key}: {'false' if key == 'bias' else 'none'}", also=also)
 
-    def resolved(self) -> SubNorm:
+    def resolve(self) -> SubNorm:
         return self.model_copy(update={"offset": self.offset or None, "bias": self.bias or None})
 
-    def of(self, x: Value, width: int, place: Place | None) -> Value:
+    def apply_to(self, x: Value, width: int, place: Place | None) -> Value:
         op = norm_op(self.type, width, self.eps or 0.0, self.offset, bias=self.bias, bare=not self.weight)
         return apply(op, x, name="sub_norm", place=place)

@@ -1,6 +1,6 @@
-"""The numbers of the language: integers that int64 holds, and floats that fp32 holds in full.
+"""The numbers of the language: integers that int64 holds, and floats that fp32 holds with all digits.
 
-What is computed is computed in these types, so that a number beyond them would be another one in every backend.
+Backends compute in these types, so that a number beyond them would be another number there.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ LARGEST = FLOATS["fp32"].largest
 SMALLEST = FLOATS["fp32"].smallest  # above 0 that fp32 holds in full: below, digits are lost, or all of the number
 
 
-def out_of_fp32(number: float) -> str:
-    """What fp32 would have to be given in the place of a number, or nothing."""
+def fp32_fault(number: float) -> str:
+    """Why fp32 does not hold a number, as the bound that it breaks; empty where it does."""
     if abs(number) > LARGEST:
         return f"at most {LARGEST:.3g}, the largest number of fp32"
     return f"at least {SMALLEST:.3g}, the smallest number of fp32" if 0 < abs(number) < SMALLEST else ""
@@ -30,7 +30,7 @@ class InFp32:
     """A float whose magnitude is 0 or one that fp32 holds in full."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._held, handler(source))
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         said: dict[str, Any] = handler(schema)
@@ -43,8 +43,8 @@ class InFp32:
         return {**said, "minimum": -LARGEST, "maximum": LARGEST, "not": {"anyOf": both}}
 
     @staticmethod
-    def _held(number: float) -> float:
-        if expected := out_of_fp32(number):
+    def _check(number: float) -> float:
+        if expected := fp32_fault(number):
             what = "too large for fp32" if abs(number) > LARGEST else "too small for fp32"
             raise PydanticCustomError("out_of_fp32", "{what}", {"what": what, "expected": expected})
         return number

@@ -38,7 +38,7 @@ class Linear(Model):
     def problems(self, theta: float, pairs: int) -> Iterator[Problem]:
         return iter(())
 
-    def resolved(self) -> Linear:
+    def resolve(self) -> Linear:
         return self
 
     def rule(self, theta: float, over: int) -> LinearScaling:
@@ -75,7 +75,7 @@ class Llama3(Model):
                 also=(("low_freq_factor", ("low_freq_factor",)),),
             )
 
-    def resolved(self) -> Llama3:
+    def resolve(self) -> Llama3:
         return self
 
     def rule(self, theta: float, over: int) -> Llama3Scaling:
@@ -128,7 +128,7 @@ class Yarn(Model):
             message = "yarn tells pairs apart by their frequencies, which are alike"
             yield Problem(ROPE_BANDS, (), message, "a theta above 1", f"{theta:g}")
 
-    def resolved(self) -> Yarn:
+    def resolve(self) -> Yarn:
         derived = 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
         return self.model_copy(update={"attention_factor": float(self.attention_factor or derived)})
 
@@ -193,7 +193,7 @@ class Longrope(Model):
                 message = "a list of another length than there are pairs that turn"
                 yield Problem(ROPE_LISTS, (key,), message, f"{pairs} numbers", str(len(listed)))
 
-    def resolved(self) -> Longrope:
+    def resolve(self) -> Longrope:
         """The list that is not chosen has no effect."""
         unread = {"long": "short", "short": "long"}.get(self.choose)
         return self.model_copy(update={unread: None} if unread else {})
@@ -226,7 +226,7 @@ class Dynamic(Model):
     def problems(self, theta: float, pairs: int) -> Iterator[Problem]:
         return iter(())
 
-    def resolved(self) -> Dynamic:
+    def resolve(self) -> Dynamic:
         return self
 
     def rule(self, theta: float, over: int) -> DynamicScaling:
@@ -278,7 +278,7 @@ class Rope(Model):
         scaling = self.scaling
         if scaling is None:
             return
-        yield from scaling.problems(self.theta, self.moving(head_dim))
+        yield from scaling.problems(self.theta, self.turning_pairs(head_dim))
         if isinstance(scaling, Dynamic) and self.width(head_dim) <= 2:
             message = "dynamic slows all pairs but the first, and one alone turns"
             yield Problem(ROPE_LENGTH, ("type",), message, "a wider head or rope", str(self.width(head_dim)))
@@ -287,26 +287,26 @@ class Rope(Model):
             hint = "say a longer context, or a scaling that does not go by length"
             yield Problem(ROPE_LENGTH, ("original",), message, expected, str(self.original), hint)
 
-    def resolved(self, head_dim: int) -> Rope:
+    def resolve(self, head_dim: int) -> Rope:
         """A part that is the whole head is no part."""
         whole = {"dims": head_dim, "pairs": head_dim // 2}
         derived: dict[str, object] = {key: None for key, all_ in whole.items() if getattr(self, key) == all_}
-        return self.model_copy(update=derived | {"scaling": self.scaling.resolved() if self.scaling else None})
+        return self.model_copy(update=derived | {"scaling": self.scaling.resolve() if self.scaling else None})
 
     def width(self, head_dim: int) -> int:
         return self.dims if self.dims is not None else head_dim
 
-    def moving(self, head_dim: int) -> int:
+    def turning_pairs(self, head_dim: int) -> int:
         """How many pairs turn."""
         return self.pairs if self.pairs is not None else self.width(head_dim) // 2
 
-    def turn(self, head_dim: int) -> Rotary:
+    def rotary_op(self, head_dim: int) -> Rotary:
         """The halves against each other, or each even coordinate with the odd one after it."""
         op = {"half": Rotary, "interleaved": RotaryInterleaved}[self.pairing]
         return op(self.width(head_dim), head_dim)
 
-    def table(self, head_dim: int) -> RotaryTable:
-        width, moving = self.width(head_dim), self.moving(head_dim)
+    def table_op(self, head_dim: int) -> RotaryTable:
+        width, moving = self.width(head_dim), self.turning_pairs(head_dim)
         rule: ScalingRule | None = self.scaling.rule(self.theta, width) if self.scaling else None
         return RotaryTable(float(self.theta), moving, width, width // 2 - moving, rule, self.amplitude)
 

@@ -15,31 +15,33 @@ from blockc.language.spec.keys import Document, LayerKeys
 
 
 @dataclass(frozen=True)
-class Keys:
+class AllowedKeys:
     """What a mapping of a spec may say: the keys of one of these classes; or names, each with a mapping of them."""
 
     classes: tuple[type[Model], ...] = ()
     named: bool = False
 
-    def typed(self, type_: object) -> Keys:
+    def select_type(self, type_: object) -> AllowedKeys:
         """Of several classes that a `type` tells apart the one of this type; all, where none is."""
         if len(self.classes) < 2 or not all("type" in each.model_fields for each in self.classes):
             return self
         fitting = (each for each in self.classes if type_ in get_args(each.model_fields["type"].annotation))
-        return Keys(tuple(fitting) or self.classes)
+        return AllowedKeys(tuple(fitting) or self.classes)
 
     def fields(self, key: str) -> list[FieldInfo]:
         """What the classes say of a key, of those that have it."""
         return [] if self.named else [c.model_fields[key] for c in self.classes if key in c.model_fields]
 
-    def below(self, key: str) -> Keys:
+    def keys_below(self, key: str) -> AllowedKeys:
         """What the mapping under a key may say."""
         if self.named:
-            return Keys(self.classes)
+            return AllowedKeys(self.classes)
         fields = self.fields(key)
         if any(Mark.LAYERS in field.metadata for field in fields):
-            return Keys((LayerKeys,), named=True)
-        return Keys(tuple(dict.fromkeys(c for f in fields for c in models_of(f.annotation) if issubclass(c, Model))))
+            return AllowedKeys((LayerKeys,), named=True)
+        return AllowedKeys(
+            tuple(dict.fromkeys(c for f in fields for c in models_of(f.annotation) if issubclass(c, Model)))
+        )
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -50,13 +52,13 @@ class Keys:
         return tuple(sorted(keys, key=lambda key: any(Mark.LAST in field.metadata for field in self.fields(key))))
 
 
-DOCUMENT = Keys((Document,))
+DOCUMENT = AllowedKeys((Document,))
 
 
 def norms_inside(part: type[Model]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The norms inside a part, each with the keys that it takes over from the layer's norm."""
     for key in part.model_fields:
-        fields = [field for c in Keys((part,)).below(key).classes for field in c.model_fields.items()]
+        fields = [field for c in AllowedKeys((part,)).keys_below(key).classes for field in c.model_fields.items()]
         if taken := tuple(name for name, field in fields if Mark.OF_NORM in field.metadata):
             yield key, taken
 

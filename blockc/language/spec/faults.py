@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from blockc.basics.expected import expected, literals
+from blockc.basics.expected import describe_expected, literal_words
 from blockc.diagnostics import Code
 from blockc.diagnostics.words import (
     BAD_NAME,
@@ -22,23 +22,25 @@ from blockc.diagnostics.words import (
 from blockc.language.parts import Loc, Problem
 from blockc.language.spec.classes import models_of
 from blockc.language.spec.keys import LAYER_KEYS, PATTERNS, TOP_KEYS, LayerKeys, TopKeys
-from blockc.language.spec.words import FOREIGN, reserved
+from blockc.language.spec.words import FOREIGN, is_reserved
 from blockc.source import Finding, MappingNode, Place, ScalarNode, SequenceNode, Tree, find, finding, key_place, suggest
 
-Error = dict[str, Any]
+PydanticError = dict[str, Any]
 
 
 def from_pydantic(error: ValidationError, model: type[BaseModel], tree: Tree, where: Loc = ()) -> list[Finding]:
     """One finding a path, `where` being the path of `tree` in the file."""
-    by_path: dict[Loc, list[Error]] = {}
+    by_path: dict[Loc, list[PydanticError]] = {}
     for each in error.errors(include_url=False, include_context=True):
         by_path.setdefault(_real_path(tree, each["loc"], each["type"]), []).append(dict(each))
     # Under an unknown type, what is missing and what is too much belongs to another type.
-    retyped = {path[:-1] for path, errors in by_path.items() if path[-1:] == ("type",) and _is(errors, "literal_error")}
+    retyped = {
+        path[:-1] for path, errors in by_path.items() if path[-1:] == ("type",) and _is_kind(errors, "literal_error")
+    }
     return [
         _finding(path, errors, model, tree, where)
         for path, errors in by_path.items()
-        if not (path[:-1] in retyped and _is(errors, "missing", "extra_forbidden"))
+        if not (path[:-1] in retyped and _is_kind(errors, "missing", "extra_forbidden"))
     ]
 
 
@@ -54,24 +56,24 @@ def faulty_keys(error: ValidationError, tree: Tree) -> set[str]:
     return {str(path[0]) for path in paths if path}
 
 
-def without(tree: Tree, path: Loc) -> Tree:
+def remove_key(tree: Tree, path: Loc) -> Tree:
     """A tree without the key at a path."""
     if not path or not isinstance(tree, MappingNode) or path[0] not in tree.entries:
         return tree
     entry = tree.entries[str(path[0])]
     kept = {key: each for key, each in tree.entries.items() if key != path[0] or len(path) > 1}
     if len(path) > 1:
-        kept[str(path[0])] = replace(entry, value=without(entry.value, path[1:]))
+        kept[str(path[0])] = replace(entry, value=remove_key(entry.value, path[1:]))
     return MappingNode(kept, tree.place)
 
 
-def _is(errors: list[Error], *kinds: str) -> bool:
+def _is_kind(errors: list[PydanticError], *kinds: str) -> bool:
     return errors[0]["type"] in kinds
 
 
 def from_problem(problem: Problem, tree: Tree, where: Loc, name: str = "") -> Finding:
     """`name` is what the part is called, where that is not its path in the tree."""
-    called = name or dotted((*where, *problem.loc[:-1]))
+    called = name or join_path((*where, *problem.loc[:-1]))
     others = [(label, value_place(tree, (*where, *loc))) for label, loc in problem.also]
     known = not called or problem.message.startswith(called)
     return finding(
@@ -91,14 +93,14 @@ def value_place(tree: Tree, path: Loc) -> Place:
     return found.place if isinstance(found, ScalarNode) else key_place(tree, path)
 
 
-def dotted(path: Loc) -> str:
+def join_path(path: Loc) -> str:
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
     return text
 
 
-def shown(tree: Tree) -> str:
+def describe_value(tree: Tree) -> str:
     """A value as it came, in the language's own words."""
     match tree:
         case ScalarNode():
@@ -109,8 +111,8 @@ def shown(tree: Tree) -> str:
             return f"a mapping with {', '.join(tree.entries)}" if tree.entries else "an empty mapping"
 
 
-def _finding(path: Loc, errors: list[Error], model: type[BaseModel], tree: Tree, where: Loc) -> Finding:
-    error, name = errors[0], dotted((*where, *path))
+def _finding(path: Loc, errors: list[PydanticError], model: type[BaseModel], tree: Tree, where: Loc) -> Finding:
+    error, name = errors[0], join_path((*where, *path))
     if error["type"] == "union_tag_not_found":
         path, name, error = (*path, "type"), f"{name}.type", {**error, "type": "missing"}
     if error["type"] == "extra_forbidden":
@@ -119,17 +121,17 @@ def _finding(path: Loc, errors: list[Error], model: type[BaseModel], tree: Tree,
         return _missing_key(path, name, error, model, tree)
     if error["loc"][-1] == "[key]":
         key = str(path[-1])
-        message = f"{name}: {_what(error)}"
-        return finding(_code(error), key_place(tree, path), message, expected=_expected(error), got=key)
+        message = f"{name}: {_what_is_wrong(error)}"
+        return finding(_code_of(error), key_place(tree, path), message, expected=_expected_text(error), got=key)
     if error["type"] == "union_tag_invalid":
         path = (*path, "type")
     found = find(tree, path)
     return finding(
-        _code(error),
+        _code_of(error),
         value_place(tree, path),
-        f"{name}: {_what(error)}",
-        expected=" or ".join(dict.fromkeys(map(_expected, errors))),
-        got=shown(found),
+        f"{name}: {_what_is_wrong(error)}",
+        expected=" or ".join(dict.fromkeys(map(_expected_text, errors))),
+        got=describe_value(found),
         hint=_hint(error, found),
     )
 
@@ -149,26 +151,26 @@ def _real_path(tree: Tree, loc: Loc, kind: str) -> Loc:
     return tuple(path)
 
 
-def _missing_key(path: Loc, name: str, error: Error, model: type[BaseModel], tree: Tree) -> Finding:
-    expected = _tags(error) if "ctx" in error else _expected_of(model, path)
+def _missing_key(path: Loc, name: str, error: PydanticError, model: type[BaseModel], tree: Tree) -> Finding:
+    expected = _tags_text(error) if "ctx" in error else _expected_of(model, path)
     hint = f"no default is supplied: say {path[-1]}"
     return finding(MISSING_KEY, key_place(tree, path[:-1]), f"missing key {name}", expected=expected, hint=hint)
 
 
 def _unknown_key(path: Loc, name: str, model: type[BaseModel], tree: Tree, where: Loc) -> Finding:
     word = str(path[-1])
-    known = sorted(_fields(_model_at(model, path[:-1])))
+    known = sorted(_field_names(_model_at(model, path[:-1])))
     if not where and len(path) == 1 and issubclass(model, TopKeys | LayerKeys):
         known = sorted(TOP_KEYS | LAYER_KEYS)
-    return unknown_key(key_place(tree, path), name, word, known)
+    return unknown_key_finding(key_place(tree, path), name, word, known)
 
 
-def unknown_key(place: Place, name: str, word: str, known: Iterable[str]) -> Finding:
+def unknown_key_finding(place: Place, name: str, word: str, known: Iterable[str]) -> Finding:
     known = list(known)
     near = suggest(word, known)
     if word in FOREIGN:
         hint = f"here it is {FOREIGN[word]}"
-    elif reserved(name):
+    elif is_reserved(name):
         hint = f"{word} is kept for a later version"
     else:
         hint = f"did you mean {near}?" if near else ""
@@ -188,7 +190,7 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
     return next(models_of(annotation), None)
 
 
-def _fields(model: type[BaseModel] | None) -> Iterable[str]:
+def _field_names(model: type[BaseModel] | None) -> Iterable[str]:
     return model.model_fields if model else ()
 
 
@@ -206,19 +208,19 @@ def _expected_of(model: type[BaseModel], path: Loc) -> str:
     return names.get(field.annotation, "a mapping" if "dict" in str(field.annotation) else "")
 
 
-def _expected(error: Error) -> str:
+def _expected_text(error: PydanticError) -> str:
     context: dict[str, Any] = error.get("ctx", {})
     match error["type"]:
         case "out_of_fp32":
             return str(context["expected"])
         case "union_tag_invalid":
-            return _tags(error)
+            return _tags_text(error)
         case "string_pattern_mismatch":
             return PATTERNS[context["pattern"]][1]
         case "device_name":
             return "another name"
         case _:
-            return expected(error)
+            return describe_expected(error)
 
 
 _CODES = {
@@ -233,11 +235,11 @@ _CODES = {
 }
 
 
-def _code(error: Error) -> Code:
+def _code_of(error: PydanticError) -> Code:
     return _CODES.get(error["type"], WRONG_KIND)
 
 
-def _what(error: Error) -> str:
+def _what_is_wrong(error: PydanticError) -> str:
     match error["type"]:
         case "greater_than" | "greater_than_equal":
             return "too small"
@@ -257,7 +259,7 @@ def _what(error: Error) -> str:
             return "wrong kind of value"
 
 
-def _tags(error: Error) -> str:
+def _tags_text(error: PydanticError) -> str:
     return _one_of(str(error.get("ctx", {}).get("expected_tags", "learned, sinusoidal")).replace("'", "").split(", "))
 
 
@@ -265,13 +267,13 @@ def _one_of(words: list[str]) -> str:
     return words[0] if len(words) == 1 else "one of " + ", ".join(words)
 
 
-def _hint(error: Error, found: Tree) -> str:
+def _hint(error: PydanticError, found: Tree) -> str:
     return next(_hints(error, found), "") if isinstance(found, ScalarNode) else ""
 
 
-def _hints(error: Error, found: ScalarNode) -> Iterator[str]:
+def _hints(error: PydanticError, found: ScalarNode) -> Iterator[str]:
     kind, value = error["type"], found.value
-    if kind in ("int_type", "float_type") and isinstance(value, str) and found.quoted and _numeric(value):
+    if kind in ("int_type", "float_type") and isinstance(value, str) and found.quoted and _is_numeric(value):
         yield "remove the quotes"
     if kind == "string_type" and not found.quoted:
         yield "quote it if it is text"
@@ -282,13 +284,13 @@ def _hints(error: Error, found: ScalarNode) -> Iterator[str]:
         and abs(value) < 2**53
     ):
         yield f"write {int(value)}"
-    if kind in ("literal_error", "union_tag_invalid") and reserved(str(value)):
+    if kind in ("literal_error", "union_tag_invalid") and is_reserved(str(value)):
         yield f"{value} is kept for a later version"
-    if kind == "literal_error" and (near := suggest(str(value), literals(error))):
+    if kind == "literal_error" and (near := suggest(str(value), literal_words(error))):
         yield f"did you mean {near}?"
 
 
-def _numeric(text: str) -> bool:
+def _is_numeric(text: str) -> bool:
     try:
         float(text)
     except ValueError:

@@ -14,9 +14,20 @@ from blockc.diagnostics.meaning import EMBEDDING
 from blockc.language.parts import Attention, Mlp, Model, Norm, OrNone, Part, Positions, Problem
 from blockc.language.parts.base import KIND, KindName, Mark
 from blockc.language.parts.numbers import Count, Positive, PositiveFloat
-from blockc.language.parts.twin import LENGTH, SCALES, SOFTCAP, AtMost, Dropped, Edits, OfWidth, Rule, Twin, Within
+from blockc.language.parts.twin import (
+    LENGTH,
+    SCALES,
+    SOFTCAP,
+    AtMost,
+    Edits,
+    LeftOut,
+    OfWidth,
+    ShrinkRule,
+    Twin,
+    Within,
+)
 from blockc.language.spec import labels
-from blockc.source import MappingNode, ScalarNode, SequenceNode, Tree, plain
+from blockc.source import MappingNode, ScalarNode, SequenceNode, Tree, to_plain
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 LAYOUT = r"^[a-z0-9][a-z0-9._-]{0,99}$"
@@ -33,7 +44,7 @@ PATTERNS = {
 }
 
 
-def _no_device(name: str) -> str:
+def _refuse_device(name: str) -> str:
     """A file called con or lpt1.txt cannot be made on Windows."""
     if re.fullmatch(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", name, re.IGNORECASE):
         raise PydanticCustomError("device_name", "a name that Windows keeps for a device")
@@ -43,13 +54,13 @@ def _no_device(name: str) -> str:
 def name_fault(name: str) -> str:
     """Why this is no name of a model, or nothing."""
     try:
-        return "" if re.fullmatch(NAME, _no_device(name), re.ASCII) else f"{PATTERNS[NAME][0]}; {PATTERNS[NAME][1]}"
+        return "" if re.fullmatch(NAME, _refuse_device(name), re.ASCII) else f"{PATTERNS[NAME][0]}; {PATTERNS[NAME][1]}"
     except PydanticCustomError as error:
         return str(error)
 
 
-Name = Annotated[str, Field(pattern=NAME), AfterValidator(_no_device)]
-Layout = Annotated[str, Field(pattern=LAYOUT)]
+Name = Annotated[str, Field(pattern=NAME), AfterValidator(_refuse_device)]
+LayoutName = Annotated[str, Field(pattern=LAYOUT)]
 Label = Annotated[str, Field(pattern=labels.PATTERN)]
 
 Placement = Literal["pre", "post", "sandwich", "branch", "parallel_one", "parallel_two"]
@@ -68,7 +79,7 @@ PLACEMENTS: dict[str, list[Any]] = {
 }
 
 
-def scaled(placement: Placement, factor: float | None) -> list[Any]:
+def placement_term(placement: Placement, factor: float | None) -> list[Any]:
     """The term of a placement, each branch times the factor."""
     if factor is None:
         return PLACEMENTS[placement]
@@ -189,7 +200,7 @@ class LayerKeys(Model):
         return held.part if isinstance(held, NormKeys) else held
 
     @property
-    def own(self) -> frozenset[str]:
+    def own_labels(self) -> frozenset[str]:
         """The labels of `parts`."""
         return frozenset(label for label, part in (self.parts or {}).items() if part is not None)
 
@@ -205,7 +216,7 @@ class Bounds(Model):
     )
 
     @model_validator(mode="after")
-    def _some_room(self) -> Bounds:
+    def _check_order(self) -> Bounds:
         if self.min is None and self.max is None:
             raise PydanticCustomError("no_bound", "min, max or both")
         if self.min is not None and self.max is not None and self.min > self.max:
@@ -262,10 +273,10 @@ class Init(Model):
 
 
 @dataclass(frozen=True)
-class FewLayers(Rule):
+class FewLayers(ShrinkRule):
     """Two layers stand for many in a row: enough for what treats a run as a loop."""
 
-    def shrunk(self, value: Tree, twin: Twin) -> Tree | None:
+    def shrink_value(self, value: Tree, twin: Twin) -> Tree | None:
         if not isinstance(value, SequenceNode):
             return value
         return SequenceNode(tuple(layer for item in value.items for layer in self._few(item)), value.place)
@@ -274,10 +285,10 @@ class FewLayers(Rule):
         if not isinstance(item, MappingNode):
             return (item,)
         ((name, entry),) = item.entries.items()
-        return (ScalarNode(name, entry.key, name),) * self.of(plain(item))
+        return (ScalarNode(name, entry.key, name),) * self.count(to_plain(item))
 
     @staticmethod
-    def of(item: object) -> int:
+    def count(item: object) -> int:
         """How many layers an entry of a list gives in a twin."""
         return 2 if isinstance(item, dict) and 1 not in item.values() else 1
 
@@ -300,7 +311,9 @@ class Layers(Model):
 
     def few(self, depth: int) -> int:
         """The depth of a twin: each entry of the lists, and the pattern twice where it is tiled."""
-        first, tile, last = (sum(map(FewLayers.of, listed or ())) for listed in (self.first, self.pattern, self.last))
+        first, tile, last = (
+            sum(map(FewLayers.count, listed or ())) for listed in (self.first, self.pattern, self.last)
+        )
         return first + tile * (2 if depth > first + tile + last else 1) + last
 
 
@@ -312,7 +325,7 @@ class TopKeys(Model):
         description="The model's name, of files and of classes: letters, digits and . _ -, at most 100, a letter or "
         "digit first. No effect on the function."
     )
-    description: Annotated[str | None, Dropped()] = Field(
+    description: Annotated[str | None, LeftOut()] = Field(
         default=None, description="A sentence for people. No effect on the function."
     )
     vocab: Positive = Field(description="Rows of the embedding, and logits of a token. An integer above 0.")
@@ -332,18 +345,18 @@ class TopKeys(Model):
     head: Head = Field(description="The linear map from the stream to the logits.")
     layers: OrNone[Layers] = Field(default=None, description="Layers of several kinds. Absent or none: all are alike.")
     init: OrNone[Init] = Field(default=None, description="How an untrained model starts. No effect on the function.")
-    checkpoint: OrNone[Layout] = Field(
+    checkpoint: OrNone[LayoutName] = Field(
         default=None,
         description="The layout of published weight files, such as llama: how they name and pack the tensors. "
         "No effect on the function. Absent or none: files name the parameters as the model does.",
     )
-    expect: Annotated[OrNone[Expect], Dropped()] = Field(
+    expect: Annotated[OrNone[Expect], LeftOut()] = Field(
         default=None,
         description="Known figures, or bounds of them: compared with the computed ones, never filled in. No "
         "effect on the function.",
     )
 
-    def shrunk(self, said: MappingNode, twin: Twin) -> Edits:
+    def shrink_keys(self, said: MappingNode, twin: Twin) -> Edits:
         """The twin's name and its sizes: no two alike by chance."""
         return {
             "name": self.name.removesuffix("-twin") + "-twin",

@@ -27,7 +27,7 @@ _EMITTED = """
 _MADE = re.compile(r"(x|mask|rotary|cos|sin|key|value|past_key|past_value)(_\d+)*|after_\w+|scaled_\w+|\w+_plus_\w+")
 
 
-def refusal(label: str) -> str:
+def label_fault(label: str) -> str:
     """Why this word cannot be a label, or nothing."""
     if not re.fullmatch(PATTERN, label):
         return f"a label is {PATTERN_IN_WORDS}"

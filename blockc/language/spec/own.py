@@ -8,10 +8,10 @@ from pydantic import ValidationError
 
 from blockc.diagnostics.meaning import OWN_PART
 from blockc.language.parts import PARTS, Part
-from blockc.language.spec.faults import from_pydantic, shown
+from blockc.language.spec.faults import describe_value, from_pydantic
 from blockc.language.spec.layers import merge, with_norm
 from blockc.language.spec.reading import Layer
-from blockc.source import Entry, MappingNode, SpecError, Tree, find, finding, key_place, plain
+from blockc.source import Entry, MappingNode, SpecError, Tree, find, finding, key_place, to_plain
 
 
 def key_of(label: str) -> str | None:
@@ -30,9 +30,9 @@ class OwnPart:
     tree: Tree
 
 
-def own_part(layer: Layer, label: str) -> OwnPart:
+def read_own_part(layer: Layer, label: str) -> OwnPart:
     """parts: {label: {mlp: {...}}} merged over the layer's mlp. Raises SpecError."""
-    key, change = _change(layer, label)
+    key, change = _read_change(layer, label)
     model, tree = PARTS[key], change
     base = layer.tree.entries.get(key)
     if base is not None and isinstance(base.value, MappingNode):
@@ -41,20 +41,22 @@ def own_part(layer: Layer, label: str) -> OwnPart:
     whole = with_norm(MappingNode({**layer.tree.entries, key: Entry(change.place, tree)}, change.place))
     tree = whole.entries[key].value
     try:
-        return OwnPart(key, model.model_validate(plain(tree)), tree)
+        return OwnPart(key, model.model_validate(to_plain(tree)), tree)
     except ValidationError as error:
         raise SpecError(from_pydantic(error, model, tree, ("parts", label, key))) from None
 
 
-def _change(layer: Layer, label: str) -> tuple[str, MappingNode]:
+def _read_change(layer: Layer, label: str) -> tuple[str, MappingNode]:
     """The one key that the part varies, and what it says of it."""
     path = ("parts", label)
     tree = find(layer.tree, path)
     entries = tree.entries if isinstance(tree, MappingNode) else {}
-    said = {key: entry.value for key, entry in entries.items() if plain(entry.value) != "none"}
+    said = {key: entry.value for key, entry in entries.items() if to_plain(entry.value) != "none"}
     for key, value in said.items():
         if len(said) == 1 and key in PARTS and isinstance(value, MappingNode):
             return key, value
     expected = "{mlp: {...}}: what it changes of the key of that name"
     message = f"part {label} is not one of {', '.join(PARTS)}"
-    raise SpecError([finding(OWN_PART, key_place(layer.tree, path), message, expected=expected, got=shown(tree))])
+    raise SpecError(
+        [finding(OWN_PART, key_place(layer.tree, path), message, expected=expected, got=describe_value(tree))]
+    )

@@ -13,10 +13,37 @@ from pydantic import BaseModel, ValidationError
 from blockc.diagnostics.meaning import MANY_LAYERS, NO_POSITIONS, PLACED_NONE, TWO_SCALES, TWO_WORDS
 from blockc.diagnostics.words import MISSING_KEY, VERSION, VERSION_FIRST
 from blockc.language.parts import PARTS, Part
-from blockc.language.spec.faults import faulty_keys, from_problem, from_pydantic, shown, unknown_keys, without
-from blockc.language.spec.keys import LAYER_KEYS, PLACEMENTS, TOP_KEYS, LayerKeys, Layers, NormKeys, TopKeys, scaled
+from blockc.language.spec.faults import (
+    describe_value,
+    faulty_keys,
+    from_problem,
+    from_pydantic,
+    remove_key,
+    unknown_keys,
+)
+from blockc.language.spec.keys import (
+    LAYER_KEYS,
+    PLACEMENTS,
+    TOP_KEYS,
+    LayerKeys,
+    Layers,
+    NormKeys,
+    TopKeys,
+    placement_term,
+)
 from blockc.language.spec.layers import Kind, kinds_of, lay, with_norm
-from blockc.source import Finding, MappingNode, Place, SpecError, Tree, finding, key_place, override, plain, read
+from blockc.source import (
+    Finding,
+    MappingNode,
+    Place,
+    SpecError,
+    Tree,
+    finding,
+    key_place,
+    override,
+    read_tree,
+    to_plain,
+)
 
 M = TypeVar("M", bound=BaseModel)
 Sizes = tuple[int, int]  # width and context
@@ -39,12 +66,12 @@ class Layer:
 
     @property
     def term(self) -> list[Any]:
-        """The layer's term as plain lists and mappings, whichever word it was said by."""
+        """The layer's term as plain lists and mappings, written out if the spec uses a word."""
         if self.keys.block is not None:
             return self.keys.block
         assert self.keys.norm is not None  # _layer_faults saw to it
         assert self.keys.norm.placement is not None
-        return scaled(self.keys.norm.placement, self.keys.residual_scale)
+        return placement_term(self.keys.norm.placement, self.keys.residual_scale)
 
 
 @dataclass(frozen=True)
@@ -80,14 +107,14 @@ class Spec:
 
 def load(path: Path | str, assignments: tuple[str, ...] = ()) -> Spec:
     """Reads a spec file; each assignment is a `--set` such as norm.placement=post. Raises SpecError."""
-    tree = read(path)
+    tree = read_tree(path)
     for assignment in assignments:
         tree = override(tree, assignment)
     return from_tree(tree)
 
 
 class SpecFaults(SpecError):
-    """What is wrong with a spec's keys, and the layers that are sound all the same: their terms can be read."""
+    """The faults in a spec's keys, and the layers without any: their terms can still be read."""
 
     def __init__(self, findings: list[Finding], sound: tuple[Layer, ...], sizes: Sizes | None) -> None:
         super().__init__(findings)
@@ -96,31 +123,31 @@ class SpecFaults(SpecError):
 
 def from_tree(tree: MappingNode) -> Spec:
     """Raises SpecFaults: one run shows all that is wrong with any key."""
-    _version_first(tree)
-    top, faults = _read(TopKeys, _only(tree, TOP_KEYS, keep_unknown=True))
+    _check_version(tree)
+    top, faults = _read_keys(TopKeys, _select_keys(tree, TOP_KEYS, keep_unknown=True))
     layers: tuple[Layer, ...] = ()
     final: NormKeys | None = None
-    if top is None or top.depth > MAX_DEPTH or _misnamed(tree):
+    if top is None or top.depth > MAX_DEPTH or _has_unknown_list(tree):
         faults += _too_deep(tree, top.depth) if top else []
-        sizes = _sizes(tree)
-        sound, more = _of_kinds(tree, kinds_of(tree) or _one_kind(tree), sizes)
+        sizes = _known_sizes(tree)
+        sound, more = _check_kinds(tree, kinds_of(tree) or _one_kind(tree), sizes)
         faults += more
     else:
         sizes = top.width, top.context
         laid = lay(tree, top.layers, top.depth)
-        sound, more = _of_kinds(tree, laid.kinds.values(), sizes)
+        sound, more = _check_kinds(tree, laid.kinds.values(), sizes)
         faults += [*laid.faults, *more]
         made = {layer.kind: layer for layer in sound}
         layers = tuple(made[name] for name in laid.names) if set(laid.names) <= set(made) else ()
-        final, last = _final_norm(tree, layers)
+        final, last = _read_final_norm(tree, layers)
         faults += last + list(_position_faults(tree, top, layers)) + list(_embedding_faults(tree, top))
     if faults or top is None:
-        raise SpecFaults(_in_order(faults), sound, sizes)
+        raise SpecFaults(_sort_findings(faults), sound, sizes)
     return Spec(top, layers, final, tree)
 
 
-def _misnamed(tree: MappingNode) -> bool:
-    """Whether a list of layers may stand under a key that is no such list: then none is missed."""
+def _has_unknown_list(tree: MappingNode) -> bool:
+    """Whether `layers` has an unknown key, which may be a misspelt list: then no list is reported missing."""
     layers = tree.entries["layers"].value if "layers" in tree.entries else None
     return isinstance(layers, MappingNode) and not set(layers.entries) <= set(Layers.model_fields)
 
@@ -132,12 +159,12 @@ def _too_deep(tree: MappingNode, depth: int) -> list[Finding]:
     return [finding(MANY_LAYERS, place, message, expected=f"at most {MAX_DEPTH}", got=str(depth))]
 
 
-def _version_first(tree: MappingNode) -> None:
+def _check_version(tree: MappingNode) -> None:
     if "blockc" not in tree.entries:
         hint = "it is the first line of a spec"
         raise SpecError([finding(VERSION, tree.place, "missing key blockc", expected="blockc: 1", hint=hint)])
     entry = tree.entries["blockc"]
-    version, got = plain(entry.value), shown(entry.value)
+    version, got = to_plain(entry.value), describe_value(entry.value)
     if type(version) is not int or version != 1:
         raise SpecError([finding(VERSION, entry.value.place, "unknown version of the language", expected="1", got=got)])
     if next(iter(tree.entries)) != "blockc":
@@ -146,79 +173,83 @@ def _version_first(tree: MappingNode) -> None:
         )
 
 
-def _only(tree: MappingNode, keys: frozenset[str], keep_unknown: bool = False) -> MappingNode:
+def _select_keys(tree: MappingNode, keys: frozenset[str], keep_unknown: bool = False) -> MappingNode:
     kept = {k: e for k, e in tree.entries.items() if k in keys or (keep_unknown and k not in TOP_KEYS | LAYER_KEYS)}
     return MappingNode(kept, tree.place)
 
 
-def _validated(model: type[M], tree: MappingNode, where: tuple[str | int, ...] = ()) -> tuple[M | None, list[Finding]]:
+def _validate(model: type[M], tree: MappingNode, where: tuple[str | int, ...] = ()) -> tuple[M | None, list[Finding]]:
     try:
-        return model.model_validate(plain(tree)), []
+        return model.model_validate(to_plain(tree)), []
     except ValidationError as error:
         return None, from_pydantic(error, model, tree, where)
 
 
-def _read(model: type[M], tree: MappingNode) -> tuple[M | None, list[Finding]]:
-    """As far as it can be read: a key that nothing reads is a fault, and hides none of the rest."""
+def _read_keys(model: type[M], tree: MappingNode) -> tuple[M | None, list[Finding]]:
+    """The model as far as it can be read. An unknown key is a fault, and does not hide other faults."""
     try:
-        return model.model_validate(plain(tree)), []
+        return model.model_validate(to_plain(tree)), []
     except ValidationError as error:
         faults = from_pydantic(error, model, tree)
-        kept = _known(error, tree)
-        return (_validated(model, kept)[0] if kept != tree else None), faults
+        kept = _drop_unknown(error, tree)
+        return (_validate(model, kept)[0] if kept != tree else None), faults
 
 
-def _known(error: ValidationError, tree: MappingNode) -> MappingNode:
-    """The tree without the keys that nothing reads."""
+def _drop_unknown(error: ValidationError, tree: MappingNode) -> MappingNode:
+    """The tree without unknown keys."""
     kept: Tree = tree
     for path in unknown_keys(error, tree):
-        kept = without(kept, path)
+        kept = remove_key(kept, path)
     assert isinstance(kept, MappingNode)
     return kept
 
 
 def _one_kind(tree: MappingNode) -> tuple[Kind, ...]:
-    return () if "layers" in tree.entries else (Kind("layer", _only(tree, LAYER_KEYS)),)
+    return () if "layers" in tree.entries else (Kind("layer", _select_keys(tree, LAYER_KEYS)),)
 
 
-def _sizes(tree: MappingNode) -> Sizes | None:
+def _known_sizes(tree: MappingNode) -> Sizes | None:
     """Width and context, where they are known though other keys are wrong."""
-    width, context = _size(tree, "width"), _size(tree, "context")
+    width, context = _known_size(tree, "width"), _known_size(tree, "context")
     return (width, context) if width and context else None
 
 
-def _size(tree: MappingNode, key: str) -> int | None:
+def _known_size(tree: MappingNode, key: str) -> int | None:
     """A top-level size, where it is one."""
-    size = plain(tree.entries[key].value) if key in tree.entries else None
+    size = to_plain(tree.entries[key].value) if key in tree.entries else None
     return size if type(size) is int and size > 0 else None
 
 
-def _of_kinds(tree: MappingNode, kinds: Iterable[Kind], sizes: Sizes | None) -> tuple[tuple[Layer, ...], list[Finding]]:
+def _check_kinds(
+    tree: MappingNode, kinds: Iterable[Kind], sizes: Sizes | None
+) -> tuple[tuple[Layer, ...], list[Finding]]:
     """The layers that are sound, one a kind, and what is wrong with the others."""
     sound: list[Layer] = []
     faults: list[Finding] = []
     for kind in kinds:
         whole = with_norm(kind.tree)
-        keys, found = _read(LayerKeys, whole)
+        keys, found = _read_keys(LayerKeys, whole)
         layer = Layer(kind.name, keys, whole) if keys is not None else None
-        wrong = list(_layer_faults(layer, sizes, tree.place) if layer else _part_faults(_rest(kind.name, whole), sizes))
+        wrong = list(
+            _layer_faults(layer, sizes, tree.place) if layer else _part_faults(_readable_rest(kind.name, whole), sizes)
+        )
         faults += [*found, *wrong]
         sound += [layer] if layer and not wrong else []
-    return tuple(sound), _distinct(faults)
+    return tuple(sound), _deduplicate(faults)
 
 
-def _rest(kind: str, tree: MappingNode) -> Layer:
+def _readable_rest(kind: str, tree: MappingNode) -> Layer:
     """A layer without the keys under which something is wrong."""
-    for less in (_known, _sound):
+    for less in (_drop_unknown, _drop_faulty):
         try:
-            return Layer(kind, LayerKeys.model_validate(plain(tree)), tree)
+            return Layer(kind, LayerKeys.model_validate(to_plain(tree)), tree)
         except ValidationError as error:
             tree = less(error, tree)
-    keys, _ = _validated(LayerKeys, tree)
+    keys, _ = _validate(LayerKeys, tree)
     return Layer(kind, keys or LayerKeys(), tree)
 
 
-def _sound(error: ValidationError, tree: MappingNode) -> MappingNode:
+def _drop_faulty(error: ValidationError, tree: MappingNode) -> MappingNode:
     """The tree without each of its keys under which something is wrong."""
     wrong = faulty_keys(error, tree)
     return MappingNode({key: entry for key, entry in tree.entries.items() if key not in wrong}, tree.place)
@@ -226,13 +257,13 @@ def _sound(error: ValidationError, tree: MappingNode) -> MappingNode:
 
 def _part_faults(layer: Layer, sizes: Sizes | None) -> Iterator[Finding]:
     """What is wrong with each part by itself, where the sizes are known."""
-    for key, part in occupants(layer.keys) if sizes else ():
+    for key, part in parts_of(layer.keys) if sizes else ():
         for problem in part.problems(*sizes) if sizes else ():
             yield from_problem(problem, layer.tree, (key,))
 
 
 def _layer_faults(layer: Layer, sizes: Sizes | None, root: Place) -> Iterator[Finding]:
-    """What is missing everywhere is missing at the root of the file."""
+    """Faults of a layer. A key that is missing everywhere is reported at the root of the file."""
     yield from _part_faults(layer, sizes)
     keys, tree = layer.keys, layer.tree
     placement = keys.norm.placement if keys.norm else None
@@ -247,7 +278,7 @@ def _layer_faults(layer: Layer, sizes: Sizes | None, root: Place) -> Iterator[Fi
         yield finding(MISSING_KEY, layer.place("norm") if "norm" in tree.entries else root, f"missing key {missing}",
                       expected=f"norm.placement, one of {', '.join(PLACEMENTS)}; or a block")  # fmt: skip
     for key in ("attention", "mlp"):
-        if placement and keys.part(key) is None and key not in keys.own:
+        if placement and keys.part(key) is None and key not in keys.own_labels:
             code, place, message = MISSING_KEY, root, f"missing key {key}"
             if key in tree.entries:
                 code, place = PLACED_NONE, layer.place(key)
@@ -255,19 +286,19 @@ def _layer_faults(layer: Layer, sizes: Sizes | None, root: Place) -> Iterator[Fi
             yield finding(code, place, message, hint=f"for a layer without an {key}, write a block")
 
 
-def occupants(keys: LayerKeys) -> Iterator[tuple[str, Part]]:
+def parts_of(keys: LayerKeys) -> Iterator[tuple[str, Part]]:
     """The parts that a layer's own keys describe."""
     for key in PARTS:
         if (part := keys.part(key)) is not None:
             yield key, part
 
 
-def _final_norm(tree: MappingNode, layers: tuple[Layer, ...]) -> tuple[NormKeys | None, list[Finding]]:
+def _read_final_norm(tree: MappingNode, layers: tuple[Layer, ...]) -> tuple[NormKeys | None, list[Finding]]:
     """The norm after the last layer: the top-level one, and there unless norms stand after each addition."""
     if "norm" not in tree.entries or not layers:
         return None, []
     written = tree.entries["norm"].value
-    norm, faults = _validated(NormKeys, written, ("norm",)) if isinstance(written, MappingNode) else (None, [])
+    norm, faults = _validate(NormKeys, written, ("norm",)) if isinstance(written, MappingNode) else (None, [])
     if norm is None:
         return None, faults
     if problems := list(norm.problems(0, 0)):
@@ -278,8 +309,8 @@ def _final_norm(tree: MappingNode, layers: tuple[Layer, ...]) -> tuple[NormKeys 
 
 
 def _position_faults(tree: MappingNode, top: TopKeys, layers: tuple[Layer, ...]) -> Iterator[Finding]:
-    """How a token's place is known is always said: positions, rope, alibi, or positions: none."""
-    if layers and "positions" not in tree.entries and not any(_places(layer.keys) for layer in layers):
+    """A spec always says how positions enter: positions, rope, alibi, or positions: none."""
+    if layers and "positions" not in tree.entries and not any(_says_position(layer.keys) for layer in layers):
         yield finding(NO_POSITIONS, tree.place, "nothing says where a token stands",
                       expected="positions, attention.rope or attention.alibi",
                       hint="write positions: none for a model without")  # fmt: skip
@@ -294,26 +325,26 @@ def _embedding_faults(tree: MappingNode, top: TopKeys) -> Iterator[Finding]:
         yield from_problem(problem, tree, ("embedding", "norm"))
 
 
-def _places(keys: LayerKeys) -> bool:
-    """Whether an attention of the layer says where its keys stand."""
+def _says_position(keys: LayerKeys) -> bool:
+    """Whether an attention of the layer has rope or alibi."""
     attentions: list[Any] = [part.get("attention") for part in (keys.parts or {}).values() if part]
     inherited = keys.attention is not None and (keys.attention.rope or keys.attention.alibi) is not None
     said = ((a, word) for a in attentions if isinstance(a, dict) for word in ("rope", "alibi"))
     return inherited or any(a.get(word, "none") != "none" for a, word in said)
 
 
-def _distinct(faults: list[Finding]) -> list[Finding]:
-    """Kinds inherit the same keys, and so the same faults."""
+def _deduplicate(faults: list[Finding]) -> list[Finding]:
+    """Each fault once: kinds inherit the same keys, and so the same faults."""
     return list(dict.fromkeys(faults))
 
 
-def _in_order(faults: list[Finding]) -> list[Finding]:
-    return sorted(_distinct(faults), key=lambda f: (f.place.file, f.place.line, f.place.column))
+def _sort_findings(faults: list[Finding]) -> list[Finding]:
+    return sorted(_deduplicate(faults), key=lambda f: (f.place.file, f.place.line, f.place.column))
 
 
-def written(model: BaseModel) -> dict[str, Any]:
+def dump_keys(model: BaseModel) -> dict[str, Any]:
     """A model's keys as a spec says them: absent keys left out, tuples as lists."""
     return model.model_dump(mode="json", exclude_none=True)
 
 
-__all__ = ["Kind", "Layer", "Spec", "SpecFaults", "from_tree", "load", "occupants", "written"]
+__all__ = ["Kind", "Layer", "Spec", "SpecFaults", "dump_keys", "from_tree", "load", "parts_of"]

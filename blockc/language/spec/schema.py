@@ -40,12 +40,12 @@ _TERM = {
 _CHAIN: Json = {"type": "array", "minItems": 1, "items": {"$ref": "#/definitions/Term"}}
 
 
-def schema() -> Json:
+def language_schema() -> Json:
     made = Document.model_json_schema(schema_generator=_Generator, ref_template="#/definitions/{model}")
     definitions: Json = made.pop("$defs")
     definitions.pop("Norm")  # it is made of NormKeys below
     for name, model in (("Document", made), *definitions.items()):
-        _plain(model)
+        _tidy(model)
         if name != "Document":
             model.pop("required", None)
     definitions["Norm"] = _own_norm(definitions["NormKeys"])
@@ -83,7 +83,7 @@ class _Generator(GenerateJsonSchema):
         return {**inner, "default": default} if isinstance(default, bool) else inner
 
 
-def _plain(model: Json) -> None:
+def _tidy(model: Json) -> None:
     """A class's keys without Pydantic's titles. Each is described; what it is stands before that."""
     model.pop("title", None)
     for key, said in model["properties"].items():
@@ -129,26 +129,26 @@ def _fill(made: Json) -> None:
     made["definitions"]["Embedding"]["properties"]["norm"]["anyOf"][0] = whole
     final: Json = {"type": "object", "required": ["final"]}  # which `none`, a word, is not
     kind["norm"] = {"allOf": [kind["norm"]], "not": final, "description": top["norm"]["description"]}
-    _clashes(made["definitions"])
+    _add_clashes(made["definitions"])
 
 
-def _clashes(definitions: Json) -> None:
+def _add_clashes(definitions: Json) -> None:
     """Keys and words that never stand together, whichever storey says the rest."""
     for norm in ("Norm", "NormKeys"):
-        definitions[norm]["allOf"] = [_where("type", ["rms"], {"not": {"required": ["bias"]}})]
+        definitions[norm]["allOf"] = [_if_then("type", ["rms"], {"not": {"required": ["bias"]}})]
     for norm in ("QkNorm", "SubNorm"):
         definitions[norm]["allOf"] = [
-            _where("type", ["rms"], {"properties": {"bias": {"enum": ["none"]}}}),
-            _where("weight", [False], {"properties": {"bias": {"enum": [False, "none"]}}}),
+            _if_then("type", ["rms"], {"properties": {"bias": {"enum": ["none"]}}}),
+            _if_then("weight", [False], {"properties": {"bias": {"enum": [False, "none"]}}}),
         ]
     plain = [word for word, (_, gated) in TYPES.items() if not gated]
     ungated = {"properties": {"bias": {"not": {"contains": {"const": "gate"}}}}}
-    definitions["Mlp"]["allOf"] = [_where("type", plain, ungated)]
+    definitions["Mlp"]["allOf"] = [_if_then("type", plain, ungated)]
     for part in ("Attention", "Mlp"):
         definitions[part]["properties"]["bias"]["anyOf"][0]["uniqueItems"] = True
 
 
-def _where(key: str, words: Sequence[str | bool], then: Json) -> Json:
+def _if_then(key: str, words: Sequence[str | bool], then: Json) -> Json:
     return {"if": {"required": [key], "properties": {key: {"enum": words}}}, "then": then}
 
 

@@ -50,6 +50,6 @@ RESERVED = """
 """.split()  # noqa: SIM905 - a table, not a list
 
 
-def reserved(name: str) -> bool:
+def is_reserved(name: str) -> bool:
     """Whether a word, or the last two of a dotted name, is kept for a later version."""
     return name.rpartition(".")[2] in RESERVED or ".".join(name.split(".")[-2:]) in RESERVED

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from blockc.graph.target import Target
 from blockc.ir import Function
-from blockc.ir.derive import Passed
+from blockc.ir.derive import PassResult
 from blockc.ort.fuse.attention import fuse_attentions
 from blockc.ort.fuse.pairs import fuse_activations, fuse_norms
 from blockc.ort.fuse.rewrite import Rewrite
@@ -15,7 +15,7 @@ from blockc.ort.fuse.rewrite import Rewrite
 __all__ = ["fuse"]
 
 
-def fuse(function: Function, target: Target) -> Passed:
+def fuse(function: Function, target: Target) -> PassResult:
     """Fuses attention with its rope, cache and heads; a norm with the addition before it; GELU with a bias."""
     rewrite = Rewrite(function, target)
     fuse_attentions(rewrite)

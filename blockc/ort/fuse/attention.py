@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from blockc.graph.contract import IDS, MASK
 from blockc.ir import Node, Value, node
-from blockc.ir.derive import Left
+from blockc.ir.derive import SkippedNode
 from blockc.ops import (
     Attention,
     Extend,
@@ -94,17 +94,17 @@ class _Match:
 def fuse_attentions(rewrite: Rewrite) -> None:
     """Fuses each attention that fits. By rows it is all or none, since they share one order of the cache."""
     matched: list[_Match] = []
-    failed: list[Left] = []
+    failed: list[SkippedNode] = []
     for n in rewrite.old.nodes:
         if isinstance(n.op, Attention):
             try:
                 matched.append(_match(rewrite, n))
             except Mismatch as why:
-                failed.append(Left(n.name, str(why)))
+                failed.append(SkippedNode(n.name, str(why)))
     by_rows = rewrite.target.by_rows
     if by_rows and failed:
         why = f"{failed[0].node} is not fused, and all must lay out rows alike"
-        failed += [Left(m.attention.name, why) for m in matched]
+        failed += [SkippedNode(m.attention.name, why) for m in matched]
         matched = []
     rewrite.left += failed
     for m in matched:

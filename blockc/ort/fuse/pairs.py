@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from blockc.ir import Node, Param, Value, node
-from blockc.ir.derive import Left
+from blockc.ir.derive import SkippedNode
 from blockc.ops import Add, Gelu, GeluTanh, LayerNorm, Linear, RmsNorm
 from blockc.ort.fuse.rewrite import Rewrite
 from blockc.ort.kernels import why_no_kernel
@@ -22,11 +22,11 @@ def fuse_norms(rewrite: Rewrite) -> None:
         if n in rewrite.gone:  # a norm of heads, already fused with its attention
             continue
         if not isinstance(added.op, Add):
-            rewrite.left.append(Left(n.name, "no addition comes before it"))
+            rewrite.left.append(SkippedNode(n.name, "no addition comes before it"))
         elif added in rewrite.plans:
-            rewrite.left.append(Left(n.name, "another norm of the same sum has the kernel"))
+            rewrite.left.append(SkippedNode(n.name, "another norm of the same sum has the kernel"))
         elif why := why_no_kernel(rewrite.target, SkipNorm(n.op).kernel):
-            rewrite.left.append(Left(n.name, why))
+            rewrite.left.append(SkippedNode(n.name, why))
         else:
             rewrite.plans[added] = _plan_skip_norm(rewrite, added, n)
             rewrite.gone.add(n)
@@ -60,7 +60,7 @@ def fuse_activations(rewrite: Rewrite) -> None:
         if isinstance(n.op, Gelu | GeluTanh) and (linear := _find_biased_linear(rewrite, n.inputs[0])) is not None:
             op = BiasedGelu(n.op, linear.params[1].shape[0])
             if why := why_no_kernel(rewrite.target, op.kernel):
-                rewrite.left.append(Left(n.name, why))
+                rewrite.left.append(SkippedNode(n.name, why))
             else:
                 rewrite.gone.add(linear)
                 rewrite.plans[n] = _plan_biased_gelu(rewrite, n, linear, op)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from blockc.graph.target import Target
 from blockc.ir import Function, Node, Value
-from blockc.ir.derive import Left, Passed
+from blockc.ir.derive import PassResult, SkippedNode
 
 
 class Mismatch(Exception):
@@ -25,7 +25,7 @@ class Rewrite:
                 self.users.setdefault(value, []).append(n)
         self.results = {value for _, value in function.outputs}
         self.inputs = {n.name: n for n in function.inputs}
-        self.left: list[Left] = []
+        self.left: list[SkippedNode] = []
         self.plans: dict[Node, Callable[[], None]] = {}
         self.gone: set[Node] = set()
         self.shared: dict[object, tuple[Value, ...]] = {}
@@ -45,13 +45,13 @@ class Rewrite:
     def map_values(self, *values: Value) -> tuple[Value, ...]:
         return tuple(self.new[value] for value in values)
 
-    def result(self) -> Passed:
+    def result(self) -> PassResult:
         """The new function. Nodes that nothing reads any more are dropped too."""
         for n in self.old.nodes:
             if n in self.plans:
                 self.plans[n]()
             elif n not in self.gone:
-                made = n.remade(inputs=self.map_values(*n.inputs))
+                made = n.remake(inputs=self.map_values(*n.inputs))
                 self.new.update({n[i]: made[i] for i in range(len(n.types))})
         outputs = tuple((name, self.new[value]) for name, value in self.old.outputs)
-        return Passed(replace(self.old, outputs=outputs), left=tuple(self.left))
+        return PassResult(replace(self.old, outputs=outputs), skipped=tuple(self.left))

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from blockc.ir import Array, Arrays, Dim, OnnxBuilder, OnnxValue, Op, Sample, Type, dim, expect
-from blockc.ir.reach import Allows, Constant, Leaks, Reach, Tokens, along
+from blockc.ir.reach import Allows, Constant, Leaks, Reach, Tokens, as_tokens
 from blockc.ops.attention import Attention, Extend, MergeHeads, SplitHeads
 from blockc.ops.base import rand
 from blockc.ops.interleaved import RotaryInterleaved
@@ -83,7 +83,7 @@ class GroupQueryAttention(Op):
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         leaks = (Leaks("fused attention over something else than tokens"),) * 3
         q, k, v, past_key, past_value, bias, *_ = (*reaches[:1] * 3, *reaches[1:]) if self.packed else reaches
-        held = all(along(reach) in (Tokens(1), Constant()) for reach in (q, k, v))
+        held = all(as_tokens(reach) in (Tokens(1), Constant()) for reach in (q, k, v))
         if not held or (past_key, past_value) != (Constant(), Constant()):
             return leaks
         return (Tokens(1), Tokens(2), Tokens(2)) if isinstance(bias, Allows) else leaks
@@ -188,7 +188,7 @@ class RowQueryAttention(Op):
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         q, k, v, *pasts = ((*reaches[:1] * 3, *reaches[1:]) if self.packed else reaches)[:5]
-        if all(along(reach) in (Tokens(1), Constant()) for reach in (q, k, v)) and set(pasts) == {Constant()}:
+        if all(as_tokens(reach) in (Tokens(1), Constant()) for reach in (q, k, v)) and set(pasts) == {Constant()}:
             return Tokens(1), Tokens(2), Tokens(2)
         return (Leaks("fused attention over something else than tokens"),) * 3
 

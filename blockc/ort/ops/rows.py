@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockc.ir import Arrays, OnnxBuilder, OnnxValue, Op, Sample, Sides, TokenAxes, Type, dim, expect
-from blockc.ir.reach import Constant, Leaks, Length, Reach, Tokens, along
+from blockc.ir.reach import Constant, Leaks, Length, Reach, Tokens, as_tokens
 from blockc.ops.base import rand
 from blockc.ops.rotary import RotaryTable
 from blockc.ops.scaling import DynamicScaling, LinearScaling
@@ -102,7 +102,11 @@ class Slots(Op):
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         # The padding on a row's left is known by the time its first real token comes.
-        return (Tokens(1),) if along(reaches[0]) in (Tokens(1), Constant()) else (Leaks("slots of a value that leaks"),)
+        return (
+            (Tokens(1),)
+            if as_tokens(reaches[0]) in (Tokens(1), Constant())
+            else (Leaks("slots of a value that leaks"),)
+        )
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
@@ -186,8 +190,8 @@ class RotaryRows(Op):
         total = g.op("Squeeze", g.op("Shape", args[0], start=1, end=2), g.constant([0]))
         positions = g.op("Range", g.constant(np.array(0)), total, g.constant(np.array(1)))
         turned = g.op("Unsqueeze", g.op("Cast", positions, to=1), g.constant([1]))
-        angles = g.op("Mul", turned, self.table.lowered(g, *args[1:]))
-        return [self.table.amplified(g, g.op(turn, angles)) for turn in ("Cos", "Sin")]
+        angles = g.op("Mul", turned, self.table.lower_frequencies(g, *args[1:]))
+        return [self.table.amplify(g, g.op(turn, angles)) for turn in ("Cos", "Sin")]
 
     def reach(self, types: tuple[Type, ...], reaches: tuple[Reach, ...]) -> tuple[Reach, ...]:
         if reaches[1:] not in ((), (Length(),), (Constant(),)):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from blockc.importing.figures import by_layer, gathered
-from blockc.ir import Fact, Function, Node, before, called, inline, layers
+from blockc.importing.figures import figures_by_layer, gather
+from blockc.ir import Fact, Function, Node, ancestors_of, callee_of, inline, layers_of
 from blockc.ops import Attention, LayerNorm, RmsNorm, Rotary, RotaryTable
 from blockc.ops.base import Activation
 
@@ -50,13 +50,14 @@ class Figures:
 
 
 def figures_of(root: Function) -> Figures:
-    found, calls = by_layer(root), layers(root)
-    flat = {layer: inline(layer) for layer in dict.fromkeys(map(called, calls))}
-    own = {layer: gathered([*_norm_facts(inner.nodes), *_branch_facts(inner)]) for layer, inner in flat.items()}
-    model = _select_facts(OF_MODEL, found[None] | gathered(_norm_facts(root.nodes)))
+    found, calls = figures_by_layer(root), layers_of(root)
+    flat = {layer: inline(layer) for layer in dict.fromkeys(map(callee_of, calls))}
+    own = {layer: gather([*_norm_facts(inner.nodes), *_branch_facts(inner)]) for layer, inner in flat.items()}
+    model = _select_facts(OF_MODEL, found[None] | gather(_norm_facts(root.nodes)))
     each = (
         LayerFigures(
-            _select_facts(OF_LAYERS, found[i] | own[called(call)]), frozenset(_rotations(call, flat[called(call)]))
+            _select_facts(OF_LAYERS, found[i] | own[callee_of(call)]),
+            frozenset(_rotations(call, flat[callee_of(call)])),
         )
         for i, call in enumerate(calls)
     )
@@ -74,7 +75,7 @@ def _branch_facts(layer: Function) -> Iterator[tuple[str, Fact]]:
     attentions = {n for n in layer.nodes if isinstance(n.op, Attention)}
     activated = [n for n in layer.nodes if isinstance(n.op, Activation)]
     if attentions and activated:
-        yield "parallel branches", not attentions & before(activated)
+        yield "parallel branches", not attentions & ancestors_of(activated)
 
 
 def _rotations(call: Node, layer: Function) -> Iterator[Rotation]:

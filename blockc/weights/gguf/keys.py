@@ -10,9 +10,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from blockc.basics.errors import listed
+from blockc.basics.errors import shorten
 from blockc.layouts import LayoutError
-from blockc.source import parse, plain
+from blockc.source import parse, to_plain
 from blockc.weights.gguf.figures import OF_LAYERS, OF_MODEL
 
 # Facts that are computed from several keys at once: blockc/weights/gguf/metadata.py has their rules.
@@ -69,10 +69,10 @@ class MetadataKeys(_StrictModel):
 def metadata_keys() -> MetadataKeys:
     tree = parse(files("blockc").joinpath(*FILE.split("/")).read_bytes(), FILE)
     try:
-        return MetadataKeys.model_validate(plain(tree))
+        return MetadataKeys.model_validate(to_plain(tree))
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise LayoutError("\n  ".join([f"{FILE} is not one:", *listed(faults)])) from None
+        raise LayoutError("\n  ".join([f"{FILE} is not one:", *shorten(faults)])) from None
 
 
 def fact_name(fact: str) -> str:

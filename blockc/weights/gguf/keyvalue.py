@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from blockc.basics.errors import shown
+from blockc.basics.errors import escape
 from blockc.ir import Fact
 from blockc.weights.gguf.keys import fact_name
 
@@ -62,6 +62,6 @@ def value_text(value: Any) -> str:
         case float():
             return str(int(value)) if value.is_integer() else f"{value:.7g}"
         case list():
-            return shown([value_text(each) for each in value[:8]])
+            return escape([value_text(each) for each in value[:8]])
         case _:
-            return shown(value)
+            return escape(value)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from blockc.importing.telling import telling
+from blockc.importing.telling import may_change_function
 from blockc.ir import Fact, Function
 from blockc.weights.gguf.figures import OF_LAYERS, OF_MODEL, Figures, figures_of
 from blockc.weights.gguf.keys import GROUPED, Architecture, MetadataKeys, metadata_keys
@@ -39,12 +39,12 @@ class Metadata:
     @property
     def unknown(self) -> list[str]:
         """Unknown keys whose names do not suggest that they change the function."""
-        return [name for name in self._unread if not telling(name)]
+        return [name for name in self._unread if not may_change_function(name)]
 
     def describe_unread(self) -> Iterator[str]:
         """A line for each key that may change the function and that is not read here."""
         for name in self._unread:
-            if telling(name):
+            if may_change_function(name):
                 yield f"unknown: {name} is {value_text(self.values[name])}; no spec is compared with it"
         for name, key in self._own.items():
             harmless, value = metadata_keys().harmless(key), self.values[name]

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from blockc.basics.errors import CheckpointError, listed, shown
-from blockc.basics.jsonfile import written
+from blockc.basics.errors import CheckpointError, escape, shorten
+from blockc.basics.jsonfile import dump_json
 from blockc.ir import Array
 from blockc.weights.gguf.metadata import Metadata
 from blockc.weights.gguf.tokenizer import generation_config, tokenizer_json
@@ -73,7 +73,7 @@ class GGUF:
         """tokenizer.json if the metadata has all of it, the ids of special tokens, and the chat template."""
         found: dict[str, bytes] = {}
         if ids := generation_config(self.values):
-            found[GENERATION] = written(ids)
+            found[GENERATION] = dump_json(ids)
         if isinstance(template := self.values.get("tokenizer.chat_template"), str):
             found["chat_template.jinja"] = template.encode()
         if (tokenizer := tokenizer_json(self.values)) is not None:
@@ -119,10 +119,10 @@ def read_gguf(path: Path) -> GGUF:
     tensors: dict[str, EncodedTensor] = {}
     for part in parts:
         if twice := tensors.keys() & part.tensors.keys():
-            raise CheckpointError(f"{part.path}: tensor {shown(min(twice))} is in another part too")
+            raise CheckpointError(f"{part.path}: tensor {escape(min(twice))} is in another part too")
         tensors |= part.tensors
     if kind != "model":
-        raise CheckpointError(f"{path}: a GGUF file of the type {shown(kind)}, and not a model")
+        raise CheckpointError(f"{path}: a GGUF file of the type {escape(kind)}, and not a model")
     if not isinstance(architecture, str) or not tensors:
         raise CheckpointError(f"{path}: a GGUF file without {'tensors' if architecture else 'general.architecture'}")
     total = parts[0].number("split.tensors.count")
@@ -146,7 +146,7 @@ def _read_parts(path: Path) -> list[_Part]:
     paths = [path.with_name(f"{name[1]}-{i + 1:05}-of-{count:05}{name[4]}") for i in range(count)]
     if absent := [each.name for each in paths if not each.is_file()]:
         raise CheckpointError(
-            "\n  ".join([f"{path}: part {number + 1} of {count}, and these are not beside it:", *listed(absent)])
+            "\n  ".join([f"{path}: part {number + 1} of {count}, and these are not beside it:", *shorten(absent)])
         )
     parts = [named if each == path else _read_part(each) for each in paths]
     for i, part in enumerate(parts):
@@ -164,7 +164,7 @@ def _read_part(path: Path) -> _Part:
         values = {name: item.contents() for name, item in reader.fields.items()}
         tensors = {str(t.name): _locate_tensor(path, t) for t in reader.tensors}
     except (ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not a GGUF file that can be read: {shown(error)}") from None
+        raise CheckpointError(f"{path}: not a GGUF file that can be read: {escape(error)}") from None
     if empty := [name for name, tensor in tensors.items() if 0 in tensor.shape]:
         raise CheckpointError(describe_empty(path, empty))
     return _Part(path, values, tensors)
