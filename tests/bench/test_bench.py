@@ -95,16 +95,16 @@ class Counted:
     """A session that remembers what was asked of it."""
 
     def __init__(self) -> None:
-        self.model, self.takes_use_cache = SimpleNamespace(vocab=9), list[tuple[str, int]]()
+        self.model, self.asked = SimpleNamespace(vocab=9), list[tuple[str, int]]()
 
     def reset(self) -> None:
-        self.takes_use_cache.append(("reset", 0))
+        self.asked.append(("reset", 0))
 
     def prefill(self, rows: list[list[int]], room: int) -> None:
-        self.takes_use_cache.append(("prefill", len(rows[0]) + room))
+        self.asked.append(("prefill", len(rows[0]) + room))
 
     def decode(self, tokens: list[int]) -> None:
-        self.takes_use_cache.append(("decode", len(tokens)))
+        self.asked.append(("decode", len(tokens)))
 
 
 def test_one_call_more_is_made_and_is_not_counted() -> None:

@@ -47,12 +47,12 @@ class Fake:
 
     def InferenceSession(self, model: bytes, options: Any, providers: list[str]) -> Fake:
         os.write(2, self.log)
-        self.takes_use_cache = providers
+        self.asked = providers
         self.session = self.real.InferenceSession(model, options, providers=[CPU])
         return self
 
     def get_providers(self) -> list[str]:
-        return self.started or [*self.takes_use_cache, CPU]
+        return self.started or [*self.asked, CPU]
 
     def run(self, names: list[str], feeds: dict[str, Any]) -> list[Any]:
         return [self.wrong(out) for out in self.session.run(names, feeds)]

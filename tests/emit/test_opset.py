@@ -99,7 +99,7 @@ def test_the_usual_opset_is_asked_for_or_not() -> None:
 def test_an_op_that_an_opset_cannot_say_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RmsNorm, "older", Op.older)
     model = twin("llama3-8b")
-    with pytest.raises(FolderError, match=r"layers\.0\.attention_norm: rms_norm is said from opset 23 on"):
+    with pytest.raises(FolderError, match=r"layers\.0\.attention_norm: rms_norm needs opset 23 or later"):
         api.build(model, tmp_path / "out", target=Target(opset=22), proof=False)
     assert not (tmp_path / "out").exists()
     assert not model.refuses(Target(opset=23))

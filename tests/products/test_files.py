@@ -200,7 +200,10 @@ def test_an_output_that_can_be_no_folder_is_named_with_what_to_do(
     for out, said in (
         ("file", f"{tmp_path / 'file'}: a file, not a folder: choose another with --out"),
         ("file/x/y", f"{tmp_path / 'file'}: a file, not a folder: choose another with --out"),
-        ("dangling", f"{tmp_path / 'dangling'}: a link to nowhere, which is not there: remove it, or choose a folder"),
+        (
+            "dangling",
+            f"{tmp_path / 'dangling'}: a link to nowhere, which does not exist: remove it, or choose a folder",
+        ),
     ):
         assert run("build", str(spec), "--out", str(tmp_path / out)) == 3
         assert capsys.readouterr().err == f"blockc: {said}\n"

@@ -459,7 +459,7 @@ def test_the_command_writes_such_a_folder_or_says_why_not(tmp_path: Path, capsys
     (tmp_path / "spec.yaml").write_text(twin("llama3-8b").resolved_yaml())
     save(tmp_path / "in" / "model.safetensors", tensors(twin("llama3-8b")))
     assert command() == 2
-    assert "--target genai wants a model with weights: give them with --weights PATH" in capsys.readouterr().err
+    assert "--target genai needs a model with weights: give them with --weights PATH" in capsys.readouterr().err
     assert command("--weights", str(tmp_path / "in")) == 1
     assert "put generation_config.json with" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -92,7 +92,7 @@ def test_what_one_of_them_does_not_take_refuses_both(weights: Path, tmp_path: Pa
 def test_unlike_files_of_one_name_are_refused(weights: Path, tmp_path: Path) -> None:
     other = replace(CARD, name="other", runtime="another reader", files=lambda beside: {"card.json": b"[]"})
     beside = ProductInputs(twin("llama3-8b").spec, Target(), twin("llama3-8b").contract(Target()), {})
-    with pytest.raises(api.ProductError, match="a card reader and another reader want unlike files card.json"):
+    with pytest.raises(api.ProductError, match="a card reader and another reader need different files card.json"):
         make_all_files([CARD, other], beside)
     assert make_all_files([CARD, replace(CARD, name="same")], beside).keys() == {"card.json"}
 
@@ -100,7 +100,7 @@ def test_unlike_files_of_one_name_are_refused(weights: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("generation_config.json", "a card reader wants another generation_config.json than the checkpoint's"),
+        ("generation_config.json", "a card reader needs another generation_config.json than the checkpoint's"),
         ("other.json", "a card reader: makes a file other.json, which is not among its names"),
     ],
 )

@@ -87,7 +87,7 @@ def test_the_parameters_are_those_of_merge_and_unload(name: str, tmp_path: Path)
     matrices = sum(param.role == "matrix" and path != "head.weight" for path, param in _params(model).items())
     assert compared(parameters(ours), merged(model, outside), before) == matrices
     # What is not adapted is still linked, what is, packed.
-    adapted_ = {path for path, source in ours.sources.items() if source.added}
+    adapted_ = {path for path, source in ours.sources.items() if source.deltas}
     assert adapted_ and not adapted_ & ours.linked.keys()
 
 
@@ -131,7 +131,7 @@ def test_an_adapter_of_half_precision_is_read(tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dora": ({"use_dora": True}, "use_dora: DoRA scales"),
     "modules to save": ({"modules_to_save": ["lm_head"]}, "modules_to_save of lm_head: it replaces whole modules"),
-    "biases": ({"bias": "all"}, "bias: what it does is not known"),
+    "biases": ({"bias": "all"}, "bias: its effect is not known"),
     "a bias of its own": ({"lora_bias": True}, "lora_bias: its B has a bias"),
 }
 
@@ -148,7 +148,7 @@ def test_what_is_no_product_is_refused_by_its_name(kind: str, tmp_path: Path) ->
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "another method": ({"peft_type": "IA3"}, "peft_type is IA3"),
-    "an unknown key": ({"use_warp": True}, "use_warp: what it does is not known"),
+    "an unknown key": ({"use_warp": True}, "use_warp: its effect is not known"),
     "other weights": ({"init_lora_weights": "pissa"}, "init_lora_weights pissa: it needs weights other than"),
     "a target that is not there": (
         {"target_modules": ["q_proj", "c_attn"]},

@@ -297,7 +297,7 @@ def test_external_data_in_a_corner_of_a_model_without_weights_is_refused(tmp_pat
 
     api.build(twin("gpt2"), tmp_path / "out", proof=False)
     edited(tmp_path / "out", hide)
-    with pytest.raises(FolderError, match=r"not of the build: '../secret'"):
+    with pytest.raises(FolderError, match=r"not part of the build: '../secret'"):
         api.verify(tmp_path / "out")
 
 

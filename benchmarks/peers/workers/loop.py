@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from protocol import UnableError, drawn, memory, serve
+from protocol import UnableError, draw_tokens, memory, serve
 
 
 class Model(Protocol):
@@ -61,7 +61,7 @@ class Loop:
         return {"tokens": made}
 
     def _ids(self, count: int) -> list[int]:
-        return drawn(count, self.model.vocab)
+        return draw_tokens(count, self.model.vocab)
 
     def _prefill(self, count: int, room: int) -> float:
         return _taken(partial(self.model.prefill, self._ids(count), room))
