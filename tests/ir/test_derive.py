@@ -122,7 +122,7 @@ def test_a_quantised_matrix_is_what_onnxruntime_takes_it_for(bits: int, width: i
     w[1] += 3  # a row without a number below 0
     w[2] = 0
     made = {part: Quantise(("w",), part, bits, 16) for part in ("codes", "scales", "zeros")}
-    held = {part: each.of({"w": w}.__getitem__) for part, each in made.items()}
+    held = {part: each.evaluate({"w": w}.__getitem__) for part, each in made.items()}
     for part, each in made.items():
         param = each.param(part, Param("w", w.shape, "matrix"))
         assert (param.shape, param.dtype) == (held[part].shape, {"scales": "float"}.get(part, "uint8"))
@@ -164,8 +164,8 @@ def test_what_a_rounded_matrix_stands_for_goes_back_to_what_it_was_made_from() -
     whole = Interleave((joined, joined), axis=1)
     rounded = Quantise((whole,), "codes", 8, 4)
     held = round_params({**PARAMS, "c": A}, [rounded])
-    stands = rounded.round_sources(whole.of(PARAMS.__getitem__))[0]
-    np.testing.assert_array_equal(whole.of(held.__getitem__), stands)
+    stands = rounded.round_sources(whole.evaluate(PARAMS.__getitem__))[0]
+    np.testing.assert_array_equal(whole.evaluate(held.__getitem__), stands)
     assert 0 < np.abs(held["a"] - A).max() < 0.02 and held["c"] is A
     np.testing.assert_array_equal(held["b"][[0, 3]], B[[0, 3]])
     assert (held["b"][1:3] != B[1:3]).any()
@@ -378,7 +378,7 @@ def test_what_passes_make_is_packed_and_read_back(
     assert built.proof is not None and built.proof.complete
     target = replace(target, packed=provider is not None and mode == "pack")
     own = unpack(rules_of(model), given)
-    wanted = {path: each.of(own.__getitem__) for path, each in model.derivations(target).items()}
+    wanted = {path: each.evaluate(own.__getitem__) for path, each in model.derivations(target).items()}
     got = initialisers(tmp_path / "out")
     assert wanted.keys() <= got.keys() == parameters_of(model.flatten(target)).keys()
     assert any(path.endswith("qkv.codes") for path in wanted) == target.packed
@@ -513,7 +513,7 @@ def test_model_py_loads_what_is_not_learned_too(name: str, tmp_path: Path, monke
         buffers = {f"{prefix}{name}": name for name in buffers}
         items = tuple(Item(name, (to,)) for name, to in buffers.items())
         wider = replace(load_layout(family), items=(*load_layout(family).items, *items))
-        monkeypatch.setattr(loading, "layout", lambda _: wider)
+        monkeypatch.setattr(loading, "load_layout", lambda _: wider)
         given = pack(rules(wider, model.function, group_sizes(model.function)), params)
     (tmp_path / "model.py").write_text(model.model_py())
     own = load_module(tmp_path / "model.py").Model
