@@ -212,7 +212,7 @@ def test_a_session_refuses_to_cross_and_goes_on_on_one_side(kind: str, target: T
     logits = session.prefill([row[: LENGTH - 1] for row in rows])
     logits = session.decode([row[LENGTH - 1] for row in rows])
     assert distance(_truth(kind, rows, LENGTH), logits) < 1e-4
-    with pytest.raises(SessionError, match=f"beyond {LENGTH} the model's rope turns tokens otherwise"):
+    with pytest.raises(SessionError, match=f"beyond {LENGTH} the model's rope rotates tokens differently"):
         session.decode([1, 2])
     session.reset()
     session.prefill([row[: LENGTH + 1] for row in rows])
