@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-Cache = tuple[Tensor, ...]  # what a layer keeps for the tokens to come: keys and values, (B, heads, T, head_dim)
+Cache = tuple[Tensor, ...]  # the keys and values of a layer, each (B, heads, T, head_dim)
 
 
 def query_positions(attention_mask: Tensor, tokens: int) -> Tensor:
-    """Where the last `tokens` tokens stand among the real ones: (B, T) -> (B, tokens)."""
+    """The positions of the last `tokens` tokens; padding is not counted: (B, T) -> (B, tokens)."""
     new = torch.arange(tokens, device=attention_mask.device) + (attention_mask.shape[1] - tokens)
     return attention_mask.cumsum(1)[:, new] - 1
 
 
 def key_positions(attention_mask: Tensor) -> Tensor:
-    """Where each token stands among the real ones; padding stands where no query reaches: (B, T) -> (B, T)."""
+    """The position of each token; padding is not counted, and gets one that no query reaches: (B, T) -> (B, T)."""
     return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask == 0, 2**30)
 
 
@@ -34,7 +34,7 @@ def visible(query_positions: Tensor, key_positions: Tensor) -> Tensor:
 
 
 def alibi_slopes(heads: int, max_bias: float) -> Tensor:
-    """2^(-max_bias h/n) for h = 1, ..., n, the power of two from heads on; if that is more, even h first: (heads,)."""
+    """2^(-max_bias h/n) for h = 1, ..., n, n the next power of two; if above heads, even h come first: (heads,)."""
     n = 2 ** math.ceil(math.log2(heads))
     slopes = 2 ** (-max_bias * torch.arange(1, n + 1, dtype=torch.float32) / n)
     return slopes if n == heads else torch.cat((slopes[1::2], slopes[::2]))[:heads]
@@ -107,7 +107,7 @@ class Layer(nn.Module):
 
 @dataclass
 class Output:
-    """logits (B, S, vocab); past_key_values for the tokens to come, if asked for; loss where labels were given."""
+    """logits (B, S, vocab); past_key_values for the next call, with use_cache; loss, with labels."""
 
     logits: Tensor
     past_key_values: tuple[Cache, ...] | None = None
@@ -162,23 +162,23 @@ class Model(nn.Module):
         x = self.final_norm(x)  # (B, S, 5120)
         logits = self.head(x[:, -logits_to_keep:])  # (B, S, 64000)
         loss = None
-        if labels is not None:  # of the logits that are kept, in fp32; a label of -100 does not count
+        if labels is not None:  # over the logits that are kept, in fp32; labels of -100 are ignored
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, -logits.shape[1] :][:, 1:].flatten())
         return Output(logits, tuple(present) if use_cache else None, loss)
 
     def reset_constants(self) -> None:
-        """What is computed and not learned, in fp32 whatever the parameters' type."""
+        """Computes the buffers anew, in fp32 whatever the parameters' type."""
         with self.embedding.weight.device:
             self.bias_slopes = alibi_slopes(40, 8.0)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         super()._apply(*args, **kwargs)
-        self.reset_constants()  # a move may have rounded them, or left them empty
+        self.reset_constants()  # a move may have rounded them or left them empty
         return self
 
     @torch.no_grad()
     def init_weights(self, std: float = 0.02) -> None:
-        """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the more of it there is."""
+        """Normal matrices, neutral gains, zero biases; those into the residual stream are scaled by depth."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 module.weight.normal_(std=std / 80**0.5 if name.endswith((".down", ".o")) else std)
@@ -198,7 +198,7 @@ class Model(nn.Module):
         return model
 
 
-# What is packed in each tensor of a checkpoint, in how many groups, and whether it is transposed; {i} is the layer.
+# The parameters in each tensor of a checkpoint, their groups, and whether it is transposed; {i} is the layer.
 CHECKPOINT = {
     "model.embed_tokens.weight": (["embedding.weight"], 1, False),
     "model.norm.weight": (["final_norm.weight"], 1, False),
@@ -219,7 +219,7 @@ IGNORED = ["model.layers.{i}.self_attn.rotary_emb.inv_freq"]
 
 
 def open_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, or of the files of a folder, mapped into memory and read when it is used."""
+    """Every tensor of a safetensors file, or of the files of a folder, mapped into memory."""
     from safetensors.torch import load_file
 
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
@@ -229,7 +229,7 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def renamed(tensors: dict[str, Tensor], names: dict[str, str], ignored: list[str], layers: int) -> dict[str, Tensor]:
-    """The tensors under the model's names; {i} counts layers. Those ignored may be there, and have no effect."""
+    """The tensors under the model's names; {i} is the layer. Tensors in `ignored` may be present."""
     table = {name.format(i=i): to.format(i=i) for name, to in names.items() for i in range(layers)}
     others = {name.format(i=i) for name in ignored for i in range(layers)}
     missing, unknown = sorted(table.keys() - tensors.keys()), sorted(tensors.keys() - table.keys() - others)

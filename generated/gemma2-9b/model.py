@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-Cache = tuple[Tensor, ...]  # what a layer keeps for the tokens to come: keys and values, (B, heads, T, head_dim)
+Cache = tuple[Tensor, ...]  # the keys and values of a layer, each (B, heads, T, head_dim)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def softcap_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
-    """softmax(softcap * tanh(scale * q k^T / softcap)) v over the visible keys, the softmax in fp32; sees none: 0."""
+    """softmax(softcap * tanh(scale * q k^T / softcap)) v over the visible keys, the softmax in fp32; no keys: 0."""
     scores = softcap * torch.tanh(q @ k.transpose(2, 3) * scale / softcap)
     weights = scores.float().masked_fill(~mask, float("-inf")).softmax(dim=-1).masked_fill(~mask, 0.0)
     return weights.to(v.dtype) @ v
@@ -53,13 +53,13 @@ class OffsetRMSNorm(nn.Module):
 
 
 def query_positions(attention_mask: Tensor, tokens: int) -> Tensor:
-    """Where the last `tokens` tokens stand among the real ones: (B, T) -> (B, tokens)."""
+    """The positions of the last `tokens` tokens; padding is not counted: (B, T) -> (B, tokens)."""
     new = torch.arange(tokens, device=attention_mask.device) + (attention_mask.shape[1] - tokens)
     return attention_mask.cumsum(1)[:, new] - 1
 
 
 def key_positions(attention_mask: Tensor) -> Tensor:
-    """Where each token stands among the real ones; padding stands where no query reaches: (B, T) -> (B, T)."""
+    """The position of each token; padding is not counted, and gets one that no query reaches: (B, T) -> (B, T)."""
     return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask == 0, 2**30)
 
 
@@ -158,7 +158,7 @@ class Layer(nn.Module):
 
 @dataclass
 class Output:
-    """logits (B, S, vocab); past_key_values for the tokens to come, if asked for; loss where labels were given."""
+    """logits (B, S, vocab); past_key_values for the next call, with use_cache; loss, with labels."""
 
     logits: Tensor
     past_key_values: tuple[Cache, ...] | None = None
@@ -220,16 +220,16 @@ class Model(nn.Module):
         logits = self.head(x[:, -logits_to_keep:])  # (B, S, 256000)
         logits = 30.0 * torch.tanh(logits / 30.0)  # (B, S, 256000)
         loss = None
-        if labels is not None:  # of the logits that are kept, in fp32; a label of -100 does not count
+        if labels is not None:  # over the logits that are kept, in fp32; labels of -100 are ignored
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, -logits.shape[1] :][:, 1:].flatten())
         return Output(logits, tuple(present) if use_cache else None, loss)
 
     def tie_weights(self) -> None:
-        """Both names stand for one tensor again, where something gave each its own."""
+        """Makes both names one tensor again."""
         self.head.weight = self.embedding.weight
 
     def reset_constants(self) -> None:
-        """What is computed and not learned, in fp32 whatever the parameters' type."""
+        """Computes the buffers anew, in fp32 whatever the parameters' type."""
         with self.embedding.weight.device:
             self.rotary_frequencies = rotary_frequencies(10000.0, pairs=128, over=256)
 
@@ -238,12 +238,12 @@ class Model(nn.Module):
         super()._apply(*args, **kwargs)
         if tied and self.head.weight is not self.embedding.weight:  # a move may give each name a tensor of its own
             self.tie_weights()
-        self.reset_constants()  # a move may have rounded them, or left them empty
+        self.reset_constants()  # a move may have rounded them or left them empty
         return self
 
     @torch.no_grad()
     def init_weights(self, std: float = 0.02) -> None:
-        """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the more of it there is."""
+        """Normal matrices, neutral gains, zero biases; those into the residual stream are scaled by depth."""
         self.tie_weights()
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -267,7 +267,7 @@ class Model(nn.Module):
         return model
 
 
-# What each tensor of a checkpoint is here; {i} is the layer.
+# The parameter that each tensor of a checkpoint is; {i} is the layer.
 CHECKPOINT = {
     "model.embed_tokens.weight": "embedding.weight",
     "model.norm.weight": "final_norm.weight",
@@ -287,7 +287,7 @@ TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
 def open_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, or of the files of a folder, mapped into memory and read when it is used."""
+    """Every tensor of a safetensors file, or of the files of a folder, mapped into memory."""
     from safetensors.torch import load_file
 
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
@@ -297,7 +297,7 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def without_tied(tensors: dict[str, Tensor], tied: dict[str, str]) -> dict[str, Tensor]:
-    """The tensors less those that are tied to another, and must then be equal to it."""
+    """The tensors without those that are tied to another one, to which they must be equal."""
     for name, owner in tied.items():
         if name in tensors and owner in tensors and not torch.equal(tensors[name], tensors[owner]):
             raise ValueError(f"checkpoint: {name} differs from {owner}, which it is tied to")
@@ -305,7 +305,7 @@ def without_tied(tensors: dict[str, Tensor], tied: dict[str, str]) -> dict[str, 
 
 
 def renamed(tensors: dict[str, Tensor], names: dict[str, str], ignored: list[str], layers: int) -> dict[str, Tensor]:
-    """The tensors under the model's names; {i} counts layers. Those ignored may be there, and have no effect."""
+    """The tensors under the model's names; {i} is the layer. Tensors in `ignored` may be present."""
     table = {name.format(i=i): to.format(i=i) for name, to in names.items() for i in range(layers)}
     others = {name.format(i=i) for name in ignored for i in range(layers)}
     missing, unknown = sorted(table.keys() - tensors.keys()), sorted(tensors.keys() - table.keys() - others)

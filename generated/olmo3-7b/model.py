@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-Cache = tuple[Tensor, ...]  # what a layer keeps for the tokens to come: keys and values, (B, heads, T, head_dim)
+Cache = tuple[Tensor, ...]  # the keys and values of a layer, each (B, heads, T, head_dim)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -24,13 +24,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def query_positions(attention_mask: Tensor, tokens: int) -> Tensor:
-    """Where the last `tokens` tokens stand among the real ones: (B, T) -> (B, tokens)."""
+    """The positions of the last `tokens` tokens; padding is not counted: (B, T) -> (B, tokens)."""
     new = torch.arange(tokens, device=attention_mask.device) + (attention_mask.shape[1] - tokens)
     return attention_mask.cumsum(1)[:, new] - 1
 
 
 def key_positions(attention_mask: Tensor) -> Tensor:
-    """Where each token stands among the real ones; padding stands where no query reaches: (B, T) -> (B, T)."""
+    """The position of each token; padding is not counted, and gets one that no query reaches: (B, T) -> (B, T)."""
     return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask == 0, 2**30)
 
 
@@ -144,7 +144,7 @@ class Layer(nn.Module):
 
 @dataclass
 class Output:
-    """logits (B, S, vocab); past_key_values for the tokens to come, if asked for; loss where labels were given."""
+    """logits (B, S, vocab); past_key_values for the next call, with use_cache; loss, with labels."""
 
     logits: Tensor
     past_key_values: tuple[Cache, ...] | None = None
@@ -185,7 +185,7 @@ class Model(nn.Module):
         """
         batch, tokens = input_ids.shape
         use_cache = use_cache or past_key_values is not None
-        unmasked = attention_mask is None and past_key_values is None  # nothing is hidden but what is to come
+        unmasked = attention_mask is None and past_key_values is None  # only later tokens are hidden
         if attention_mask is None:
             past_tokens = past_key_values[0][0].shape[2] if past_key_values else 0
             attention_mask = input_ids.new_ones(batch, past_tokens + tokens)
@@ -206,12 +206,12 @@ class Model(nn.Module):
         x = self.final_norm(x)  # (B, S, 4096)
         logits = self.head(x[:, -logits_to_keep:])  # (B, S, 100278)
         loss = None
-        if labels is not None:  # of the logits that are kept, in fp32; a label of -100 does not count
+        if labels is not None:  # over the logits that are kept, in fp32; labels of -100 are ignored
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, -logits.shape[1] :][:, 1:].flatten())
         return Output(logits, tuple(present) if use_cache else None, loss)
 
     def reset_constants(self) -> None:
-        """What is computed and not learned, in fp32 whatever the parameters' type."""
+        """Computes the buffers anew, in fp32 whatever the parameters' type."""
         with self.embedding.weight.device:
             self.rotary_frequencies = rotary_frequencies(500000.0, pairs=64, over=128)
             self.rotary_2_frequencies = yarn_scaling(
@@ -223,12 +223,12 @@ class Model(nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         super()._apply(*args, **kwargs)
-        self.reset_constants()  # a move may have rounded them, or left them empty
+        self.reset_constants()  # a move may have rounded them or left them empty
         return self
 
     @torch.no_grad()
     def init_weights(self, std: float = 0.02) -> None:
-        """Normal matrices, neutral gains, zero biases; what writes to the stream is smaller the more of it there is."""
+        """Normal matrices, neutral gains, zero biases; those into the residual stream are scaled by depth."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 module.weight.normal_(std=std / 64**0.5 if name.endswith((".down", ".o")) else std)
@@ -246,7 +246,7 @@ class Model(nn.Module):
         return model
 
 
-# What each tensor of a checkpoint is here; {i} is the layer.
+# The parameter that each tensor of a checkpoint is; {i} is the layer.
 CHECKPOINT = {
     "model.embed_tokens.weight": "embedding.weight",
     "model.norm.weight": "final_norm.weight",
@@ -266,7 +266,7 @@ CHECKPOINT = {
 
 
 def open_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, or of the files of a folder, mapped into memory and read when it is used."""
+    """Every tensor of a safetensors file, or of the files of a folder, mapped into memory."""
     from safetensors.torch import load_file
 
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
@@ -276,7 +276,7 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def renamed(tensors: dict[str, Tensor], names: dict[str, str], ignored: list[str], layers: int) -> dict[str, Tensor]:
-    """The tensors under the model's names; {i} counts layers. Those ignored may be there, and have no effect."""
+    """The tensors under the model's names; {i} is the layer. Tensors in `ignored` may be present."""
     table = {name.format(i=i): to.format(i=i) for name, to in names.items() for i in range(layers)}
     others = {name.format(i=i) for name in ignored for i in range(layers)}
     missing, unknown = sorted(table.keys() - tensors.keys()), sorted(tensors.keys() - table.keys() - others)

@@ -2,5 +2,5 @@ from torch import Tensor
 
 
 def key_positions(attention_mask: Tensor) -> Tensor:
-    """Where each token stands among the real ones; padding stands where no query reaches: (B, T) -> (B, T)."""
+    """The position of each token; padding is not counted, and gets one that no query reaches: (B, T) -> (B, T)."""
     return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask == 0, 2**30)

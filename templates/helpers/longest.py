@@ -2,5 +2,5 @@ from torch import Tensor
 
 
 def longest(position_ids: Tensor) -> Tensor:
-    """How many tokens, past and new, the longest row of the batch has: (B, S) -> ()."""
+    """The number of tokens, past and new, in the longest row of the batch: (B, S) -> ()."""
     return position_ids.max() + 1

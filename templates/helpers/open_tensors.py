@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def open_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, or of the files of a folder, mapped into memory and read when it is used."""
+    """Every tensor of a safetensors file, or of the files of a folder, mapped into memory."""
     from safetensors.torch import load_file
 
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]

@@ -3,5 +3,5 @@ from torch import Tensor
 
 
 def still_pairs(frequencies: Tensor, count: int) -> Tensor:
-    """`count` more pairs, which do not turn."""
+    """With `count` more pairs, which do not turn."""
     return F.pad(frequencies, (0, count))

@@ -3,7 +3,7 @@ from torch import Tensor
 
 
 def without_tied(tensors: dict[str, Tensor], tied: dict[str, str]) -> dict[str, Tensor]:
-    """The tensors less those that are tied to another, and must then be equal to it."""
+    """The tensors without those that are tied to another one, to which they must be equal."""
     for name, owner in tied.items():
         if name in tensors and owner in tensors and not torch.equal(tensors[name], tensors[owner]):
             raise ValueError(f"checkpoint: {name} differs from {owner}, which it is tied to")

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class XIELU(nn.Module):
-    """A square where x > 0, an exponential elsewhere, each with a curvature that is learned; beta and eps are not."""
+    """A square where x > 0, an exponential elsewhere, each with a learned curvature; beta and eps are fixed."""
 
     def __init__(self) -> None:
         super().__init__()
