@@ -33,7 +33,7 @@ import blockc
 from benchmarks.peers.__main__ import machine_facts
 from benchmarks.peers.render import DOCS, ROOT, digits, laid, markdown
 from blockc import api
-from blockc.bench.turns import order
+from blockc.bench.turns import order_of_turn
 from blockc.language.spec import resolve_spec
 from blockc.pipeline.compiled import Compiled
 from blockc.proof.runners import load_module
@@ -143,7 +143,7 @@ def timed(ready: Mapping[str, Ready], pieces: int, turns: int) -> Figures:
     """Milliseconds of a piece by clock, after a turn that is not counted."""
     times: dict[str, dict[str, list[float]]] = {name: {clock: [] for clock in CLOCKS} for name in ready}
     for turn in range(-1, turns):
-        for name in order(ready, turn):
+        for name in order_of_turn(ready, turn):
             call = ready[name]()
             gc.collect()
             before = {clock: now() for clock, now in CLOCKS.items()}

@@ -71,7 +71,7 @@ def build(folder: Path) -> Path:
 
 def language() -> dict[str, list[str]]:
     """Each key of a spec by its path, with the words that may stand there."""
-    schema = api.language_schema()
+    schema = api.schema()
     found: dict[str, set[str]] = {}
 
     def walk(node: dict[str, Any], at: str, inside: frozenset[str]) -> None:

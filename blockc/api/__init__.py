@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
     from blockc.api.running import bench, doctor, run
     from blockc.api.tracing import Step, trace
-    from blockc.api.words import explain, language_schema
+    from blockc.api.words import explain, schema
     from blockc.authoring.newspec import NoDesignError
     from blockc.authoring.specfiles import NoSpecError
     from blockc.basics.distribution import MissingPackageError
@@ -153,11 +153,11 @@ __all__ = [
     "has_weights",
     "import_spec",
     "imported_spec",
-    "language_schema",
     "list",
     "new",
     "policy",
     "run",
+    "schema",
     "show",
     "spec_files",
     "table",

@@ -30,7 +30,7 @@ def _near(name: str) -> str | None:
     return same if digits.isdecimal() and same in CODES else suggest(name, CODES)
 
 
-def language_schema() -> dict[str, Any]:
+def schema() -> dict[str, Any]:
     """The JSON schema of the spec language."""
     from blockc.language.spec.schema import language_schema
 

@@ -13,4 +13,4 @@ def schema() -> None:
     """Print the JSON schema of the spec language, for editors."""
     from blockc import api
 
-    write_text(json.dumps(api.language_schema(), indent=2, ensure_ascii=False) + "\n")
+    write_text(json.dumps(api.schema(), indent=2, ensure_ascii=False) + "\n")

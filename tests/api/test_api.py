@@ -151,7 +151,7 @@ def test_what_the_commands_print_is_what_the_functions_answer(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = {
-        "schema": lambda: api.language_schema(),
+        "schema": lambda: api.schema(),
         "list --json": lambda: api.list().data(),
         f"show {NAME} --json": lambda: api.figures(api.compile(NAME)).json(),
         f"diff {NAME} gpt2 --json": lambda: api.diff(NAME, "gpt2").data(),

@@ -176,8 +176,8 @@ def test_a_spec_that_does_not_stand_is_a_fault_where_asserts_are_left_out_too(tm
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 30}))
     (fault,) = read_config_beside(tmp_path / "config.json").faults
     assert "attention.heads 32 does not divide width 30" in fault
-    asked = "import sys; from pathlib import Path; from blockc.importing.unlike import told; "
-    asked += "print(*told(Path(sys.argv[1])).faults)"
+    asked = "import sys; from pathlib import Path; from blockc.importing.unlike import read_config_beside; "
+    asked += "print(*read_config_beside(Path(sys.argv[1])).faults)"
     command = [sys.executable, "-O", "-c", asked, str(tmp_path / "config.json")]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == f"{fault}\n"
 

@@ -129,7 +129,7 @@ UNLIKE: list[tuple[dict[str, Change], str]] = [
 def test_an_attention_unlike_the_kernels_stays(at: dict[str, Change], reason: str) -> None:
     function = attending(**at)
     fused = fuse(function, CPU)
-    assert [left.reason for left in fused.left if left.node == "mixed"] == [reason]
+    assert [left.reason for left in fused.skipped if left.node == "mixed"] == [reason]
     assert not any(isinstance(n.op, GroupQueryAttention) for n in fused.function.nodes)
     assert [n.name for n in fused.function.nodes] == [n.name for n in function.nodes]
 
@@ -142,8 +142,8 @@ def test_an_attention_unlike_the_kernels_stays(at: dict[str, Change], reason: st
     ],
 )
 def test_a_mask_that_is_not_by_rows_stays_on_cuda_alone(at: dict[str, Change], reason: str) -> None:
-    assert [left.reason for left in fuse(attending(**at), CUDA).left] == [reason]
-    assert fuse(attending(**at), CPU).left == ()
+    assert [left.reason for left in fuse(attending(**at), CUDA).skipped] == [reason]
+    assert fuse(attending(**at), CPU).skipped == ()
 
 
 def normed(value: Value) -> Value:
@@ -172,7 +172,7 @@ def test_an_attention_like_the_kernels_is_fused(values: str, at: dict[str, Chang
     wanted = interp.interpret(function, given, params)
     for target, op in ((CPU, GroupQueryAttention), (CUDA, RowQueryAttention)):
         fused = fuse(function, target)
-        assert fused.left == ()
+        assert fused.skipped == ()
         assert [type(n.op) for n in fused.function.nodes if n.name == "mixed"] == [op]
         got = interp.interpret(fused.function, given, params)
         for name in wanted:
@@ -235,6 +235,6 @@ def test_biases_are_joined_as_matrices_are() -> None:
 
 def test_what_the_last_token_leaves_is_fused_but_for_the_last_attention() -> None:
     fused = fuse(keep_last_token(compile_spec(shrink(load(ROOT / "specs" / "llama3-8b.yaml"))).graph), CPU)
-    left = {each.node: each.reason for each in fused.left}
+    left = {each.node: each.reason for each in fused.skipped}
     assert left["layers.1.attention.mixed"] == "it has fewer new queries than new keys"
     assert "layers.0.attention.mixed" not in left

@@ -157,16 +157,16 @@ def test_a_new_op_and_a_new_part_of_it(project: Project) -> None:
 ASKED = """
 import json
 from blockc.graph.shrink import shrink
-from blockc.language.fmt import formatted
+from blockc.language.fmt import format_spec
 from blockc.language.spec import load
-from blockc.language.spec.schema import schema
+from blockc.language.spec.schema import language_schema
 
 spec = load("specs/example-scaled.yaml")
 mixed = b"blockc: 1\\nmlp: {zzz: 1, scale: 0.5, type: relu, bias: [], width: 8}\\n"
 print(json.dumps({
     "twin": shrink(spec).layers[0].keys.mlp.scale,
-    "text": formatted(mixed, "s").decode().splitlines()[1],
-    "schema": schema()["definitions"]["Mlp"]["properties"]["scale"]["description"],
+    "text": format_spec(mixed, "s").decode().splitlines()[1],
+    "schema": language_schema()["definitions"]["Mlp"]["properties"]["scale"]["description"],
 }))
 """
 
@@ -246,7 +246,7 @@ options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABL
 session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 ids = np.array([[3, 14, 15, 9, 26]])
 feeds = {{"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(5)[None]}}
-wanted = interp.run(model.function, feeds, params)["logits"]
+wanted = interp.interpret(model.function, feeds, params)["logits"]
 kinds = {{value.name: value.type for value in session.get_inputs()}}
 for held in model.contract(target).held:
     feeds[held.past] = np.zeros(held.shape_for(1, 0), FLOATS[target.dtype].numpy)
@@ -296,7 +296,7 @@ for row in rows:
     for _ in range(8):
         ids = np.array([row])
         feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(len(row))[None]}
-        row.append(int(interp.run(model.function, feeds, params)["logits"][0, -1].argmax()))
+        row.append(int(interp.interpret(model.function, feeds, params)["logits"][0, -1].argmax()))
 states = [held.shape for held in session.model.contract.held if held.grows is None]
 print(json.dumps({"made": made, "wanted": [row[-8:] for row in rows], "states": states}))
 """
