@@ -12,11 +12,13 @@ from blockc.basics.errors import BlockcError, UsageError
 from blockc.basics.progress import Progress, no_progress
 from blockc.graph.target import Target
 from blockc.pipeline.compiled import PORTABLE, Compiled
+from blockc.pipeline.refusal import NO_LINK
 from blockc.products import folder
 from blockc.products.product import Product, choose_products
 from blockc.products.registry import PRODUCTS
 from blockc.proof import Proof, prove, targets_of
 from blockc.weights.adapter import open_adapter
+from blockc.weights.calibration import draw_tokens
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.plan import Mode, WeightPlan, plan_weights
 
@@ -92,6 +94,12 @@ def build(
     folder.refuse_place(place, None if weights is None else Path(weights))
     if why := model.refuses(target):
         raise folder.FolderError(why)
+    if target.quant is not None:
+        if weights is None:
+            raise UsageError("is for weights: give them with weights=PATH", "quant")
+        if mode == "link":
+            raise folder.FolderError(NO_LINK)
+        mode = "pack"
     planned = None if weights is None else _plan(model, Path(weights), mode, target, adapters)
     if planned is not None and planned.mode == "pack" and target.provider is not None:
         target = replace(target, packed=True)
@@ -101,6 +109,9 @@ def build(
     proved = prove(twin(model), targets=targets_of(target), progress=progress) if proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
         raise NotProvedError(proved)
+    if planned is not None and target.quant is not None and target.quant.scales == "calibrated":
+        tokens = draw_tokens(model.spec.top.vocab, model.spec.top.context)
+        planned = planned.calibrated(model.function, [tokens], progress)
     written = folder.write_build(model, output, target, proved, planned, wanted, deep, progress)
     notes = (
         *written.notes,

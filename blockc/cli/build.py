@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +25,7 @@ from blockc.cli.common import (
     stop,
 )
 from blockc.cli.terminal import Progress
+from blockc.graph.quant import parse_quant
 from blockc.graph.target import DEFAULT, CacheKind, Logits, Padding, Provider, Target
 
 NO_PATHS: list[Path] = []
@@ -108,6 +110,14 @@ def build(
             help="The side on which --ep cpu allows padding of a batch; right is a little faster, and what cuda does."
         ),
     ] = "any",
+    quant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RECIPE",
+            help="Store matrices in 4 or 8 bits: int8, int4 or int4:quality; int4:128 for blocks of 128.",
+            show_default=False,
+        ),
+    ] = None,
     products: Annotated[
         list[str],
         typer.Option(
@@ -131,6 +141,7 @@ def build(
         "--weights-mode": weights_mode is not None,
         "--deep": deep,
         "--adapter": bool(adapter),
+        "--quant": quant is not None,
     }
     if weights is None and (said := [flag for flag, on in of_weights.items() if on]):
         stop(USAGE, f"{said[0]} is for weights: give them with --weights PATH")
@@ -151,6 +162,8 @@ def build(
     if out == "":
         stop(USAGE, "--out is empty: name a folder, or say . for the one you are in")
     target = Target(ep, dtype or DEFAULT[ep], _parse_logits(logits), cache or "joined", padding=padding, opset=opset)
+    if quant is not None:
+        target = replace(target, quant=parse_quant(quant))
     model = api.compile(file, assignments)
     if weights != file:  # for a folder's own config.json, the build's notes have them
         print_findings(model.warnings)

@@ -8,6 +8,7 @@ from typing import Literal
 from blockc.basics.errors import UsageError
 from blockc.basics.floats import FloatType
 from blockc.basics.opsets import OPSETS
+from blockc.graph.quant import Quant
 
 Provider = Literal["cpu", "cuda"]
 Logits = Literal["all", "last"] | int
@@ -27,7 +28,8 @@ class Target:
     copied and may be joined, so that queries, keys and values are one product. `padding` is where a
     batch's rows may be padded: with `right` a provider's attention goes by the rows' lengths and adds no mask, which is
     the only way on CUDA. `opset` is that of ai.onnx whose operators the portable graph uses; None: the usual
-    one, or the next that has all operators that the graph needs.
+    one, or the next that has all operators that the graph needs. `quant` says which matrices are stored in blocks of
+    codes; None: no matrix.
     """
 
     provider: Provider | None = None
@@ -37,6 +39,7 @@ class Target:
     packed: bool = False
     padding: Padding = "any"
     opset: int | None = None
+    quant: Quant | None = None
 
     def __post_init__(self) -> None:
         if self.provider is not None and self.cache == "buffer":

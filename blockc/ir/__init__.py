@@ -1,5 +1,6 @@
 """The intermediate representation: dims, ops, typed nodes, functions, the loop view of them, and their text."""
 
+from blockc.ir.blocks import Blocks
 from blockc.ir.call import Call, Input, callee_of, is_call, is_past
 from blockc.ir.dims import B, Dim, M, P, S, T, dim, product, symbol
 from blockc.ir.nodes import Function, Interner, Node, Value, apply, node
@@ -26,9 +27,9 @@ from blockc.ir.types import Dtype, GraphError, Param, Type, tensor
 from blockc.ir.walk import ancestors_of, inline, layers_of, parameters_of
 
 __all__ = [
-    "Array", "Arrays", "B", "Call", "Carried", "Dim", "Dtype", "Fact", "Function", "GraphError", "Grows", "Input",
-    "Interner", "Loop", "M", "Node", "OnnxBuilder", "OnnxValue", "Op", "Operand", "P", "Param", "S", "Sample", "Sides",
-    "State", "T", "TokenAxes", "Type", "Value", "ancestors_of", "apply", "callee_of", "dim", "expect", "functions_of",
-    "inline", "is_call", "is_past", "layers_of", "node", "parameters_of", "period_of", "product", "render_function",
-    "roll", "symbol", "tensor", "transform",
+    "Array", "Arrays", "B", "Blocks", "Call", "Carried", "Dim", "Dtype", "Fact", "Function", "GraphError", "Grows",
+    "Input", "Interner", "Loop", "M", "Node", "OnnxBuilder", "OnnxValue", "Op", "Operand", "P", "Param", "S",
+    "Sample", "Sides", "State", "T", "TokenAxes", "Type", "Value", "ancestors_of", "apply", "callee_of", "dim",
+    "expect", "functions_of", "inline", "is_call", "is_past", "layers_of", "node", "parameters_of", "period_of",
+    "product", "render_function", "roll", "symbol", "tensor", "transform",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from blockc.ir.blocks import Blocks
 from blockc.ir.nodes import Function
 from blockc.ir.op import Array, expect
 from blockc.ir.types import Param
@@ -193,63 +194,59 @@ class Interleave(Derivation):
 
 
 @dataclass(frozen=True)
-class Quantise(Derivation):
-    """One of the three tensors that represent x, rounded in blocks of `block` numbers along the last axis:
+class Reshape(Derivation):
+    """y = x in another shape of as many numbers, whose bytes are x's."""
 
-        x ~ scale * (code - zero)      0 <= code, zero < 2^bits
-        scale = (max(x, 0) - min(x, 0)) / (2^bits - 1)      zero = round(-min(x, 0) / scale)
-        code = round(x / scale) + zero, clipped to the range
-
-    codes (..., blocks, block * bits / 8), scales (..., blocks) and zeros (..., ceil(blocks * bits / 8)): of 4 bits
-    two lie in a byte, the first in its low half. The last block is filled up with 0. Computed in float64.
-    """
-
-    tensor: Literal["codes", "scales", "zeros"]
-    bits: Literal[4, 8] = 4
-    block: int = 32
+    shape: tuple[int, ...]
 
     def param(self, name: str, *sources: Param) -> Param:
         (x,) = sources
-        blocks, per_byte = -(-x.shape[-1] // self.block), 8 // self.bits
-        expect(self.block % per_byte == 0, f"{name}: a block", f"a multiple of {per_byte}", self.block)
-        last = {"codes": (blocks, self.block // per_byte), "scales": (blocks,), "zeros": (-(-blocks // per_byte),)}
-        shape = (*x.shape[:-1], *last[self.tensor])
-        dtype = x.dtype if self.tensor == "scales" else "uint8"
-        return replace(x, name=name, shape=shape, dtype=dtype, buffer=x.buffer or dtype == "uint8")
+        made = replace(x, name=name, shape=self.shape)
+        expect(made.size == x.size, f"{name}: the shape of {x.name}", f"as many numbers as {x.shape}", self.shape)
+        return made
 
     def numpy(self, *sources: Array) -> Array:
-        codes, scales, zeros = self._tensors(sources[0])
-        if self.tensor == "scales":
-            return scales
-        with np.errstate(invalid="ignore"):  # what is not finite is refused where it is read
-            whole = (codes if self.tensor == "codes" else zeros).astype(np.uint8)
-        return whole if self.bits == 8 else _pack_nibbles(whole)
+        return sources[0].reshape(self.shape)
+
+    def invert(self, held: Array, *sources: Array) -> tuple[Array, ...]:
+        return (held.reshape(sources[0].shape),)
+
+
+@dataclass(frozen=True)
+class Quantise(Derivation):
+    """One of the tensors that stand for x in blocks: codes (..., blocks, bytes), scales and lows (..., blocks).
+
+    The scales here are the plain ones of `Blocks.scales`, in float64. Whoever packs weights may choose better ones:
+    the graph is the same.
+    """
+
+    tensor: Literal["codes", "scales", "lows"]
+    blocks: Blocks
+
+    def param(self, name: str, *sources: Param) -> Param:
+        (x,) = sources
+        last = (self.blocks.bytes,) if self.tensor == "codes" else ()
+        shape = (*x.shape[:-1], self.blocks.count(x.shape[-1]), *last)
+        return replace(x, name=name, shape=shape, dtype="uint8" if self.tensor == "codes" else x.dtype, buffer=True)
+
+    def numpy(self, *sources: Array) -> Array:
+        x, scales, lows = self._scaled(sources[0])
+        if self.tensor == "codes":
+            return self.blocks.pack(self.blocks.codes(x, scales, lows))
+        return scales if self.tensor == "scales" or lows is None else lows
 
     def round_sources(self, *sources: Array) -> tuple[Array, ...]:
-        codes, scales, zeros = self._tensors(sources[0])
-        x = (scales[..., None] * (codes - zeros[..., None])).reshape(*scales.shape[:-1], -1)
-        return (x[..., : sources[0].shape[-1]],)
+        x, scales, lows = self._scaled(sources[0])
+        codes = self.blocks.pack(self.blocks.codes(x, scales, lows))
+        return (self.blocks.restore(codes, scales, lows, sources[0].shape[-1]),)
 
     @property
     def is_lossy(self) -> bool:
         return True
 
-    def _tensors(self, x: Array) -> tuple[Array, Array, Array]:
-        """Codes (..., blocks, block), scales and zeros (..., blocks)."""
-        fill, top = -x.shape[-1] % self.block, 2**self.bits - 1
-        x = np.pad(np.asarray(x, np.float64), [(0, 0)] * (x.ndim - 1) + [(0, fill)])
-        x = x.reshape(*x.shape[:-1], -1, self.block)
-        low = np.minimum(x.min(-1), 0)
-        scales = (np.maximum(x.max(-1), 0) - low) / top
-        scales[scales == 0] = 1
-        zeros = np.round(-low / scales)
-        return np.clip(np.round(x / scales[..., None]) + zeros[..., None], 0, top), scales, zeros
-
-
-def _pack_nibbles(codes: Array) -> Array:
-    """Two numbers of 4 bits in each byte, the first in its low half."""
-    codes = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
-    return codes[..., ::2] | codes[..., 1::2] << 4
+    def _scaled(self, x: Array) -> tuple[Array, Array, Array | None]:
+        x = self.blocks.split(np.asarray(x, np.float64))
+        return x, *self.blocks.scales(x)
 
 
 def _check_alike(name: str, axis: int, sources: tuple[Param, ...]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from blockc.ir import Function, Node, Param, Value, node, transform
 from blockc.ir.derive import Join, PassResult
 from blockc.ops import Linear
-from blockc.ort.ops import GroupQueryAttention, RowQueryAttention
+from blockc.ort.ops import BlockLinear, GroupQueryAttention, RowQueryAttention
 
 
 def join_projections(function: Function) -> PassResult:
@@ -27,7 +27,7 @@ def join_projections(function: Function) -> PassResult:
         if not linears:
             return None
         assert isinstance(n.op, GroupQueryAttention | RowQueryAttention)
-        made = _join(linears, inputs[0].node.inputs[0], joins)
+        made = _join(linears, inputs[0].node.inputs, joins)
         return n.remake(op=replace(n.op, packed=True), inputs=(made[0], *inputs[3:]))
 
     return PassResult(transform(function, rule), joins)
@@ -38,12 +38,12 @@ def _find_projections(n: Node, readers: Mapping[Value, list[Node]]) -> tuple[Nod
     if not isinstance(n.op, GroupQueryAttention | RowQueryAttention):
         return ()
     linears = tuple(value.node for value in n.inputs[:3])
-    ops = [linear.op for linear in linears if isinstance(linear.op, Linear)]
-    alike = len(ops) == 3 and len({op.bias for op in ops}) == 1 and len({linear.inputs for linear in linears}) == 1
+    ops = [replace(linear.op, outputs=0) for linear in linears if isinstance(linear.op, Linear | BlockLinear)]
+    alike = len(ops) == 3 and len(set(ops)) == 1 and len({linear.inputs for linear in linears}) == 1
     return linears if alike and all(readers[linear[0]] == [n] for linear in linears) else ()
 
 
-def _join(linears: tuple[Node, ...], x: Value, joins: dict[str, Join]) -> Node:
+def _join(linears: tuple[Node, ...], x: tuple[Value, ...], joins: dict[str, Join]) -> Node:
     """One linear in place of several of x; `joins` gets the derivations of its parameters."""
     name = linears[0].name.rpartition(".")[0] + ".qkv"
     params: list[Param] = []
@@ -51,6 +51,6 @@ def _join(linears: tuple[Node, ...], x: Value, joins: dict[str, Join]) -> Node:
         own = f"{name}.{each[0].name.rpartition('.')[2]}"
         joins[own] = Join(tuple(param.name for param in each))
         params.append(joins[own].param(own, *each))
-    weight = params[0]
-    op = Linear(weight.shape[1], weight.shape[0], len(params) > 1)
-    return node(op, x, name=name, params=params, place=linears[0].place)
+    op = linears[0].op
+    assert isinstance(op, Linear | BlockLinear)
+    return node(replace(op, outputs=params[0].shape[0]), *x, name=name, params=params, place=linears[0].place)

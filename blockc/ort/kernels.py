@@ -38,6 +38,8 @@ KERNELS: Mapping[Provider, Mapping[str, frozenset[FloatType]]] = {
         "QuickGelu": _FP32,
         "BiasGelu": _FP32,
         "FastGelu": _FP32,
+        "MatMulNBits": _IEEE,
+        "GatherBlockQuantized": _IEEE,
     },
     "cuda": {
         "GroupQueryAttention": _HALF,
@@ -47,6 +49,8 @@ KERNELS: Mapping[Provider, Mapping[str, frozenset[FloatType]]] = {
         "QuickGelu": _ALL,
         "BiasGelu": _ALL,
         "FastGelu": _ALL,
+        "MatMulNBits": _ALL,
+        "GatherBlockQuantized": _ALL,
     },
 }
 

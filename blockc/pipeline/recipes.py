@@ -13,6 +13,7 @@ from blockc.ir import Function, GraphError, Param, inline, parameters_of
 from blockc.ir.derive import Derivations, Pass, PassResult
 from blockc.ort.fuse import fuse
 from blockc.ort.join import join_projections
+from blockc.ort.quantise import QuantiseMatrices
 from blockc.passes import keep_last_token, keep_top, verify_graph, with_buffer
 
 
@@ -54,6 +55,10 @@ def _use_buffer(target: Target) -> tuple[Pass, ...]:
     return (Plain(with_buffer),) if target.cache == "buffer" else ()
 
 
+def _quantise(target: Target) -> tuple[Pass, ...]:
+    return (QuantiseMatrices(target.quant),) if target.quant else ()
+
+
 def _join_matrices(target: Target) -> tuple[Pass, ...]:
     return (join_projections,) if target.packed else ()
 
@@ -64,6 +69,7 @@ STEPS: list[Callable[[Target], tuple[Pass, ...]]] = [
     _take_last,
     _take_top,
     _use_buffer,
+    _quantise,
     _join_matrices,
 ]
 

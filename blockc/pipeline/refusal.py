@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from blockc.pipeline.compiled import Compiled
 
 
+NO_LINK = "quantised weights are computed, and cannot be linked from a checkpoint: pack them"
+
+
 def why_refused(model: Compiled, target: Target, copied: bool | None = None) -> str:
     """The first reason, or an empty string. `copied`: whether weights are copied beside the model; None: not known."""
     from blockc.ort.lowering import CUDA_CONTEXT, NO_DYNAMIC, why_not_in_opset
@@ -20,6 +23,10 @@ def why_refused(model: Compiled, target: Target, copied: bool | None = None) -> 
         return f"context {model.spec.top.context}: positions in a graph for CUDA are below {CUDA_CONTEXT}"
     if target.provider == "cuda" and any(side.grows for side in model.sides):
         return NO_DYNAMIC
+    if target.quant and target.provider is None:
+        return "quant is for onnxruntime's own operators: give a provider too"
+    if target.quant and copied is False:
+        return NO_LINK
     if target.packed and (copied is False or target.provider is None):
         return "packed is for weights that are copied, and for a provider's attention"
     try:

@@ -289,7 +289,7 @@ def check_build(folder: Path, deep: bool = False, progress: Progress = no_progre
         return CheckResult((), (MODEL,), None)
     if weights is not None:
         _try_session(folder / MODEL, target.dtype)
-    return CheckResult((), (), prove(compile_spec(shrink(model.spec)), progress=progress))
+    return CheckResult((), (), prove(compile_spec(shrink(model.spec)), targets=targets_of(target), progress=progress))
 
 
 def _run_files(model: Compiled, folder: Path, target: Target, onnx: bytes, progress: Progress) -> CheckResult:

@@ -149,9 +149,9 @@ class Manifest(BaseModel):
 
     @field_serializer("target", mode="wrap")
     def _serialise_target(self, target: Target, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out an opset that was not asked for, as in manifests written before the option existed."""
+        """Leaves out an opset or quant that was not asked for, as in manifests written before the options existed."""
         said: dict[str, Any] = written(target)
-        return said if target.opset is not None else {key: value for key, value in said.items() if key != "opset"}
+        return {key: value for key, value in said.items() if key not in ("opset", "quant") or value is not None}
 
     @model_validator(mode="after")
     def _has_every_file(self) -> Manifest:

@@ -191,13 +191,18 @@ def _runner_makers(
     if "torch" not in missing:
         yield lambda: Torch(model_py or _write_model_py(twin, folder), twin.served)
     for target in targets:
-        yield from _target_makers(twin, target, missing, given)
+        yield from _target_makers(twin, make_exact(target), missing, given)
 
 
 def _write_model_py(twin: Compiled, folder: Path) -> Path:
     path = folder / "model.py"
     path.write_text(twin.model_py(), encoding="utf-8")
     return path
+
+
+def make_exact(target: Target) -> Target:
+    """With kernels that multiply in the model's float type. Others round their input: 1e-7 becomes a whole step."""
+    return target if target.quant is None else replace(target, quant=replace(target.quant, level=0))
 
 
 def _target_makers(
@@ -238,6 +243,7 @@ def _target_text(target: Target) -> str:
         "last token": target.logits == "last",
         f"top {target.top}": target.top > 0,
         f"opset {target.opset}": target.opset is not None,
+        target.quant.name if target.quant else "": target.quant is not None,
     }
     return "".join(f", {word}" for word, holds in said.items() if holds)
 

@@ -17,7 +17,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -28,10 +28,12 @@ from blockc.basics.errors import CheckpointError, shorten
 from blockc.basics.floats import FLOATS, INTEGERS, FloatType, float_of, format_of
 from blockc.basics.progress import Progress, no_progress
 from blockc.ir import Array, Function, Param, parameters_of
-from blockc.ir.derive import Derivations, Join, PassResult
+from blockc.ir.derive import Derivation, Derivations, Join, PassResult, Reshape
 from blockc.layouts import Item, Layout, load_layout
 from blockc.weights.adapter import Adapter, Delta, deltas_of
+from blockc.weights.calibration import calibrate
 from blockc.weights.checkpoint import Checkpoint, Tensor
+from blockc.weights.quantise import Quantiser
 from blockc.weights.rules import (
     Match,
     Rule,
@@ -102,6 +104,7 @@ class WeightPlan:
     result: PassResult
     notes: tuple[str, ...] = ()
     copied: frozenset[str] = frozenset()  # packed although they could be linked
+    importance: Mapping[str, Array] = field(default_factory=dict[str, Array])  # of a matrix's columns, by its path
 
     @cached_property
     def linked(self) -> Mapping[str, StoredTensor]:
@@ -125,6 +128,12 @@ class WeightPlan:
         into = {path: Reference(s.path.name, s.offset, s.length, s.word, s.shape) for path, s in self.linked.items()}
         return into | dict(self.packed) | place_joined(self.packed, self.result)
 
+    def calibrated(self, function: Function, texts: Sequence[Array], progress: Progress = no_progress) -> WeightPlan:
+        """The plan with the importance of each matrix's columns, measured on rows of tokens (1, S)."""
+        bad: dict[str, str] = {}
+        read, pieces = partial(_read_source, self.sources, bad=bad), partial(_read_checked, self.sources, bad=bad)
+        return replace(self, importance=calibrate(function, pieces, read, texts, progress))
+
     @property
     def links(self) -> tuple[FileFacts, ...]:
         """Every file of the checkpoint, even if packed in part: `verify` works out the plan again from them."""
@@ -138,6 +147,7 @@ def place_packed(params: Mapping[str, Param], dtype: FloatType, made: PassResult
     parameters come last.
     """
     held, laid, unread = parameters_of(made.function), _parts_of_joins(made), _find_unread(made)
+    views = _find_views(made)
     leads = {parts[0]: parts for parts in laid.values()}
     inner = {path for parts in laid.values() for path in parts[1:]}
     left_out = {*inner, *unread, *made.derived}
@@ -145,7 +155,7 @@ def place_packed(params: Mapping[str, Param], dtype: FloatType, made: PassResult
     sizes = {**params, **{path: held[path] for path in made.derived}}
     placed: dict[str, Reference] = {}
     end = 0
-    for run in (*runs, *((path,) for path in made.derived if path not in laid)):
+    for run in (*runs, *((path,) for path in made.derived if path not in laid and path not in views)):
         for path in run:
             shape, number = sizes[path].shape, format_of(sizes[path].dtype, dtype)
             length = math.prod(shape) * number.bytes
@@ -156,8 +166,9 @@ def place_packed(params: Mapping[str, Param], dtype: FloatType, made: PassResult
 
 
 def place_joined(placed: Mapping[str, Reference], made: PassResult) -> dict[str, Reference]:
-    """The bytes of each joined parameter: those of its parts, which follow one another."""
-    into: dict[str, Reference] = {}
+    """The bytes of each joined parameter, those of its parts, which follow one another; and of each reshaped one."""
+    held = parameters_of(made.function)
+    into = {path: replace(placed[owner], shape=held[path].shape) for path, owner in _find_views(made).items()}
     for path, parts in _parts_of_joins(made).items():
         first, rows = placed[parts[0]], sum(placed[part].shape[0] for part in parts)
         length = sum(placed[part].length for part in parts)
@@ -179,6 +190,13 @@ def _parts_of_joins(made: PassResult) -> dict[str, tuple[str, ...]]:
             found[path] = parts
             taken.update(parts)
     return found
+
+
+def _find_views(made: PassResult) -> dict[str, str]:
+    """Each parameter that is another one in another shape, with that one."""
+    owners = {derivation: path for path, derivation in made.derived.items() if not isinstance(derivation, Reshape)}
+    views = {path: each.sources[0] for path, each in made.derived.items() if isinstance(each, Reshape)}
+    return {path: owners[x] for path, x in views.items() if isinstance(x, Derivation) and x in owners}
 
 
 def _find_unread(made: PassResult) -> set[str]:
@@ -360,11 +378,14 @@ def _inspect(stored: StoredTensor, digest: bool) -> tuple[float, str]:
 def _write_packed(plan: WeightPlan, path: Path, bad: dict[str, str], progress: Progress) -> DataFile:
     with path.open("wb", buffering=0) as file, _Ahead(file) as data:
         whole = max(reference.offset + reference.length for reference in plan.packed.values())
+        read = partial(_read_source, plan.sources, bad=bad)
+        widths = {path: param.shape[-1] for path, param in plan.params.items() if param.shape}
+        quantiser = Quantiser(partial(_read_checked, plan.sources, bad=bad), read, widths, plan.importance)
         for param, reference in plan.packed.items():
             data.put(bytes(reference.offset - data.end))
             if param in plan.result.derived:
                 name, dtype = param, parameters_of(plan.result.function)[param].dtype
-                pieces = iter([plan.result.derived[param].evaluate(partial(_read_source, plan.sources, bad=bad))])
+                pieces = quantiser.pieces(plan.result.derived[param])
             else:
                 name, dtype = plan.sources[param].name, plan.params[param].dtype
                 pieces = _read_pieces(plan.sources[param], plan.dtype)
@@ -383,6 +404,15 @@ def _read_source(sources: Mapping[str, ParameterSource], path: str, bad: dict[st
     if source.rule.dtype not in INTEGERS:
         _check_range(source.name, largest(whole), "fp32", bad)
     return whole
+
+
+def _read_checked(sources: Mapping[str, ParameterSource], path: str, bad: dict[str, str]) -> Iterator[Array]:
+    """The same in pieces."""
+    source = sources[path]
+    for piece in source.pieces():
+        if source.rule.dtype not in INTEGERS:
+            _check_range(source.name, largest(piece), "fp32", bad)
+        yield piece
 
 
 def _convert(piece: Array, dtype: str, own: FloatType) -> Array:

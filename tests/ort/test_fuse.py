@@ -80,7 +80,8 @@ def test_a_fused_op_is_its_kernel(op: type[Op], i: int) -> None:
     for name, got in zip(names, session.run(names, given), strict=True):
         hidden = ~np.isfinite(wanted[name])
         assert np.array_equal(got[hidden], wanted[name][hidden])
-        np.testing.assert_allclose(got[~hidden], wanted[name][~hidden], rtol=1e-5, atol=1e-5)
+        spread = max(1.0, float(np.std(wanted[name][~hidden])))
+        np.testing.assert_allclose(got[~hidden], wanted[name][~hidden], rtol=1e-5, atol=1e-5 * spread)
 
 
 # Whole models

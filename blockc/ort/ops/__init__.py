@@ -6,6 +6,7 @@ emitted as PyTorch.
 
 from blockc.ir import Op
 from blockc.ort.ops.attention import GroupQueryAttention, RowQueryAttention
+from blockc.ort.ops.blocks import BlockEmbed, BlockLinear, BlockSums
 from blockc.ort.ops.pairs import BiasedGelu, HeadNorm, SkipNorm
 from blockc.ort.ops.rows import MICROSOFT, BoundedBias, Lengths, MaskBias, RotaryRows, RowLengths, Slots
 
@@ -13,9 +14,11 @@ FUSED: tuple[type[Op], ...] = (
     SkipNorm, HeadNorm, BiasedGelu,
     MaskBias, BoundedBias, Slots, Lengths, RowLengths, RotaryRows,
     GroupQueryAttention, RowQueryAttention,
+    BlockSums, BlockLinear, BlockEmbed,
 )  # fmt: skip
 
 __all__ = [
-    "FUSED", "MICROSOFT", "BiasedGelu", "BoundedBias", "GroupQueryAttention", "HeadNorm", "Lengths", "MaskBias",
-    "RotaryRows", "RowLengths", "RowQueryAttention", "SkipNorm", "Slots",
+    "FUSED", "MICROSOFT", "BiasedGelu", "BlockEmbed", "BlockLinear", "BlockSums", "BoundedBias",
+    "GroupQueryAttention", "HeadNorm", "Lengths", "MaskBias", "RotaryRows", "RowLengths", "RowQueryAttention",
+    "SkipNorm", "Slots",
 ]  # fmt: skip

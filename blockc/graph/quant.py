@@ -1,0 +1,53 @@
+"""Quant: which of a model's matrices are stored in blocks of codes, and in which."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from blockc.basics.errors import UsageError
+from blockc.ir import Blocks
+
+SIZES = (16, 32, 64, 128, 256)
+WORDS = "int8, int4 or int4:quality, the first two with a block as in int4:128"
+
+
+@dataclass(frozen=True)
+class Quant:
+    """`rules` go from first to last: the first whose pattern matches says how, None that the matrix stays as it is.
+
+    A pattern is the name of what reads the matrix, as `layers.3.mlp.down`, `head` or `embedding`; `*` stands for any
+    characters. What no pattern matches stays as it is. `scales` says how a scale is chosen: by the largest number of
+    its block, or so that the outputs err least on what the model was calibrated with. `level` is how a kernel
+    multiplies: 0 in the model's float type, 4 with what it reads rounded to 8 bits.
+    """
+
+    name: str
+    rules: tuple[tuple[str, Blocks | None], ...]
+    scales: Literal["rounded", "calibrated"] = "rounded"
+    level: Literal[0, 4] = 4
+
+    def blocks_for(self, readers: Iterable[str]) -> Blocks | None:
+        """How a matrix is stored that these nodes read."""
+        names = tuple(readers)
+        found = (blocks for pattern, blocks in self.rules if any(fnmatchcase(name, pattern) for name in names))
+        return next(found, None)
+
+
+def parse_quant(word: str) -> Quant:
+    """The recipe of a word: int8, int4, int4:quality, or one of the first two with a block. Raises UsageError."""
+    said = re.fullmatch(r"int([48])(?::(\d{1,3}|quality))?", word, re.ASCII)
+    if said is None or (said[1] == "8" and said[2] == "quality"):
+        raise UsageError(f"{word}: expected {WORDS}", "quant")
+    size = 32 if said[2] in (None, "quality") else int(said[2])
+    if size not in SIZES:
+        raise UsageError(f"{word}: expected a block of {', '.join(map(str, SIZES[:-1]))} or {SIZES[-1]}", "quant")
+    wide = Blocks(8, size)
+    if said[1] == "8":
+        return Quant(word, (("positions", None), ("*", wide)))
+    better = ("embedding", "head", "*.v", *(("*.down",) if said[2] == "quality" else ()))
+    rules = (("positions", None), *((name, wide) for name in better), ("*", Blocks(4, size)))
+    return Quant(word, rules, "calibrated")

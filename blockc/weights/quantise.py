@@ -1,0 +1,146 @@
+"""Writer of what passes derive: tensor by tensor, matrices in blocks a few rows at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from blockc.ir import Array, Blocks
+from blockc.ir.derive import Derivation, Join, Quantise, Reshape
+
+PIECE = 1 << 20  # numbers that a thread quantises before it hands them on
+PART = 1 << 16  # of these at a time: they stay in the processor's caches
+THREADS = 2
+AHEAD = 2 * THREADS  # pieces that are held at most
+FACTORS = (0.7, 0.775, 0.85, 0.925, 1.0, 1.075, 1.15)
+Codes = tuple[Array, Array, Array | None]  # packed codes, scales, lows
+Rows = Callable[[str], Iterator[Array]]  # a parameter's numbers in their order, in pieces of any shape
+
+
+@dataclass
+class Quantiser:
+    """`rows` reads a parameter in pieces, `read` whole. `importance` says how much each column of a matrix matters."""
+
+    rows: Rows
+    read: Callable[[str], Array]
+    widths: Mapping[str, int]  # of the last axis
+    importance: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    _kept: dict[tuple[str, Blocks], dict[str, list[Array]]] = field(default_factory=dict)  # until they are written
+
+    def pieces(self, derivation: Derivation) -> Iterator[Array]:
+        """The numbers of what is derived, in their order."""
+        match derivation:
+            case Quantise((str(path),), "codes", blocks):
+                yield from self._codes(path, blocks)
+            case Quantise((str(path),), tensor, blocks):
+                yield from self._of_blocks(path, blocks, tensor)
+            case Reshape((Derivation() as source,)):
+                yield from self.pieces(source)
+            case Join(sources, 0):
+                for source in sources:
+                    yield from self.rows(source) if isinstance(source, str) else self.pieces(source)
+            case _:
+                yield derivation.evaluate(self.read)
+
+    def _codes(self, path: str, blocks: Blocks) -> Iterator[Array]:
+        kept: dict[str, list[Array]] = {"scales": [], "lows": []}
+        quantise = partial(quantise_rows, blocks=blocks, importance=self.importance.get(path))
+        for codes, scales, lows in map_ahead(quantise, self._aligned(path)):
+            kept["scales"].append(scales)
+            kept["lows"].extend([] if lows is None else [lows])
+            yield codes
+        self._kept[path, blocks] = kept
+
+    def _of_blocks(self, path: str, blocks: Blocks, tensor: str) -> Iterator[Array]:
+        """Scales or lows, which come to be with the codes."""
+        if tensor not in self._kept.get((path, blocks), {}):
+            for _ in self._codes(path, blocks):
+                pass
+        kept = self._kept[path, blocks]
+        yield from kept.pop(tensor)
+        if not any(kept.values()):
+            del self._kept[path, blocks]
+
+    def _aligned(self, path: str) -> Iterator[Array]:
+        """Whole rows (rows, width) in fp32, about `PIECE` numbers at a time."""
+        width = self.widths[path]
+        size = max(1, PIECE // width) * width
+        held: list[Array] = []
+        count = 0
+        for piece in self.rows(path):
+            held.append(piece.reshape(-1).astype(np.float32, copy=False))
+            count += held[-1].size
+            while count >= size:
+                whole = np.concatenate(held) if len(held) > 1 else held[0]
+                yield whole[:size].reshape(-1, width)
+                held = [whole[size:]]
+                count -= size
+        if count:
+            yield np.concatenate(held).reshape(-1, width)
+
+
+def map_ahead(make: Callable[[Array], Codes], pieces: Iterator[Array]) -> Iterator[Codes]:
+    """What is made of each piece, in their order, by threads; no more than `AHEAD` pieces are held."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        held: deque[Future[Codes]] = deque()
+        for piece in pieces:
+            held.append(threads.submit(make, piece))
+            if len(held) == AHEAD:
+                yield held.popleft().result()
+        while held:
+            yield held.popleft().result()
+
+
+def quantise_rows(rows: Array, blocks: Blocks, importance: Array | None) -> Codes:
+    """Packed codes, scales and lows of rows (rows, width). Scales are fitted in 4 bits without lows alone."""
+    fit = importance is not None and blocks.bits == 4 and not blocks.lows
+    count, step = blocks.count(rows.shape[1]), max(1, PART // rows.shape[1])
+    codes = np.empty((len(rows), count, blocks.bytes), np.uint8)
+    scales = np.empty((len(rows), count), np.float32)
+    lows = np.empty_like(scales) if blocks.lows else None
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        x = blocks.split(rows[part])
+        own, low = (fit_scales(x, blocks, importance), None) if importance is not None and fit else blocks.scales(x)
+        scales[part] = own
+        if lows is not None and low is not None:
+            lows[part] = low
+        codes[part] = blocks.pack(blocks.codes(x, scales[part], low))
+    return codes, scales, lows
+
+
+def fit_scales(x: Array, blocks: Blocks, importance: Array) -> Array:
+    """Scales for which the sum over a block of importance * (x - scale * u)^2 is least, of the codes u that are tried.
+
+    Codes are made by several scales around the plain one, of either sign. Of each the best scale is that of least
+    squares, sum(h x u) / sum(h u u), and what it leaves out is the smaller the larger sum(h x u)^2 / sum(h u u) is. The
+    codes that the best of these gives are tried once more.
+    """
+    weights = blocks.split(np.asarray(importance, x.dtype) + np.finfo(x.dtype).tiny)
+    weighted = x * weights
+    low, high = -blocks.middle, blocks.middle - 1
+    widest = np.abs(x).max(-1) / blocks.middle
+    best, gain = np.zeros_like(widest), np.full_like(widest, -1)
+
+    def attempt(scales: Array) -> None:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            codes = x * np.where(scales == 0, 0, 1 / scales)[..., None]
+            np.rint(codes, out=codes)
+            np.clip(codes, low, high, out=codes)
+            across = np.einsum("...k,...k->...", weighted, codes)
+            within = np.einsum("...k,...k,...k->...", codes, codes, np.broadcast_to(weights, x.shape))
+            got = across * across / within
+        better = got > gain
+        np.copyto(gain, got, where=better)
+        np.copyto(best, across / np.where(within, within, 1), where=better)
+
+    for factor in FACTORS:
+        attempt(widest * factor)
+        attempt(widest * -factor)
+    attempt(best.copy())
+    return best
