@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         table,
         twin,
     )
-    from blockc.api.running import bench, doctor, run
+    from blockc.api.running import bench, doctor, quality, run
     from blockc.api.tracing import Step, trace
     from blockc.api.words import explain, schema
     from blockc.authoring.newspec import NoDesignError
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from blockc.basics.distribution import MissingPackageError
     from blockc.basics.errors import BlockcError, CheckpointError, UsageError
     from blockc.bench.measure import Bench
+    from blockc.bench.quality import Quality
     from blockc.bench.turns import WorkerError
     from blockc.checks.checking import check_text
     from blockc.checks.doctor import Health
@@ -76,10 +77,11 @@ _MODULES = {
         "table",
         "twin",
     ),
-    "blockc.api.running": ("bench", "doctor", "run"),
+    "blockc.api.running": ("bench", "doctor", "quality", "run"),
     "blockc.api.tracing": ("Step", "trace"),
     "blockc.api.words": ("explain", "schema"),
     "blockc.bench.measure": ("Bench",),
+    "blockc.bench.quality": ("Quality",),
     "blockc.bench.turns": ("WorkerError",),
     "blockc.checks.checking": ("check_text",),
     "blockc.weights.checkpoint": ("has_weights",),
@@ -127,6 +129,7 @@ __all__ = [
     "Policy",
     "ProductError",
     "Proof",
+    "Quality",
     "Report",
     "RevisionError",
     "SessionError",
@@ -156,6 +159,7 @@ __all__ = [
     "list",
     "new",
     "policy",
+    "quality",
     "run",
     "schema",
     "show",

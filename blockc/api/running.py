@@ -1,4 +1,4 @@
-"""Runs builds with weights, measures how fast they are, and examines this machine."""
+"""Runs builds with weights, measures how fast and how good they are, and examines this machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from blockc.basics.distribution import require_packages
 from blockc.basics.errors import UsageError
+from blockc.basics.progress import Progress, no_progress
 from blockc.graph.target import Provider
 
 if TYPE_CHECKING:
     from blockc.bench.measure import Bench
+    from blockc.bench.quality import Quality
     from blockc.checks.doctor import Health
 
 
@@ -93,6 +95,29 @@ def bench(
         raise UsageError(f"{bad[0]}: expected numbers of tokens, turns and threads, 1 or more")
     found = find_entries(Path(folder), [Path(other) for other in against])
     return run_bench(found, measures, provider=provider, threads=threads, turns=turns, said=said)
+
+
+@require_packages("run")
+def quality(
+    folder: Path | str,
+    against: Path | str,
+    text: Path | str | None = None,
+    *,
+    window: int | None = None,
+    provider: Provider = "cpu",
+    threads: int | None = None,
+    progress: Progress = no_progress,
+) -> Quality:
+    """How far a build's predictions are from those of `against`, usually the same weights in fp32, on the same text.
+
+    `text` is a file in UTF-8; without one it is chapters of a book that come with blockc. It is read in windows of
+    `window` tokens, 256 by default or the model's context if that is less. Each folder is a build with weights, or has
+    another tool's model.onnx, and a tokenizer.json. Raises SessionError, for instance if their vocabularies differ.
+    """
+    from blockc.bench.quality import measure_quality
+
+    at = None if text is None else Path(text)
+    return measure_quality(Path(folder), Path(against), at, window, provider, threads, progress)
 
 
 def doctor(folder: Path | str = ".") -> Health:

@@ -27,7 +27,7 @@ _UNKNOWN = 1 << 31  # tokens: the context where no file gives one
 _IN_PLACE = "GroupQueryAttention"
 
 
-def open_session(folder: Path, provider: Provider, threads: int, shared: bool, prepack: bool = True) -> Session:
+def open_session(folder: Path, provider: Provider, threads: int | None, shared: bool, prepack: bool = True) -> Session:
     """Opens a folder; `shared`: one buffer is past and present of another tool's model. Raises SessionError."""
     if is_build(folder):
         return Session(folder, provider, threads, prepack)
@@ -70,21 +70,26 @@ def _span_of(tensor: Any) -> tuple[object, int]:
 def _read_graph(folder: Path) -> Any:
     import onnx
 
-    path = folder / MODEL
-    if not path.is_file():
-        raise SessionError(f"{folder}: not a finished build, for it has no {MANIFEST}, and no {MODEL} of another tool")
+    path = _model_of(folder)
     try:
         return onnx.load(path, load_external_data=False).graph
     except Exception as error:  # protobuf's errors have no common base
         raise SessionError(f"{path}: not an ONNX model: {error}") from None
 
 
-def _open_foreign(folder: Path, provider: Provider, threads: int, shared: bool, prepack: bool) -> OpenModel:
+def _model_of(folder: Path) -> Path:
+    path = folder / MODEL
+    if not path.is_file():
+        raise SessionError(f"{folder}: not a finished build, for it has no {MANIFEST}, and no {MODEL} of another tool")
+    return path
+
+
+def _open_foreign(folder: Path, provider: Provider, threads: int | None, shared: bool, prepack: bool) -> OpenModel:
     if shared and not is_shared(folder):
         raise SessionError(
             f"{folder}: its cache is read by more than {_IN_PLACE}, so past and present cannot share a buffer"
         )
-    session = session_at(folder / MODEL, provider, threads, prepack)
+    session = session_at(_model_of(folder), provider, threads, prepack)
     names = [value.name for value in session.get_inputs()]
     outputs = {value.name: value for value in session.get_outputs()}
     _refuse_names(folder, names, outputs)

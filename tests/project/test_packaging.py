@@ -20,14 +20,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_wheel_holds_templates_specs_and_layouts(wheel: Path) -> None:
+def test_the_wheel_holds_templates_specs_layouts_and_texts(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder, pattern in (("templates", "*.j2"), ("templates", "*.py"), ("specs", "*.yaml")):
         for path in (ROOT / folder).rglob(pattern):
             assert f"blockc/{path.relative_to(ROOT)}" in names
-    for path in (ROOT / "blockc" / "layouts").rglob("*.yaml"):
+    for path in (*(ROOT / "blockc" / "layouts").rglob("*.yaml"), *(ROOT / "blockc" / "texts").iterdir()):
         assert f"{path.relative_to(ROOT)}" in names
-    assert "blockc/py.typed" in names
+    assert {"blockc/py.typed", "blockc/texts/alice.txt", "blockc/texts/README.md"} <= names
     assert not [name for name in names if re.search(r"\.onnx|\.safetensors|tests/|generated/", name)]
 
 
