@@ -32,6 +32,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import typer
 
 from blockc import api
@@ -64,6 +65,13 @@ def build(folder: Path) -> Path:
     out = folder / "out"
     api.build(small, out, target=target, proof=False, weights=checkpoint, mode="link", deep=True, products=["genai"])
     return out
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Of two words."""
+    made: Any = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
 
 
 # What there is now
@@ -189,6 +197,7 @@ OUTPUTS = (
     "diff gpt2.yaml llama3-8b.yaml --json",
     "verify block-4x4.yaml --json",
     "doctor --json",
+    "verify build/out --quality --against build/out --text text.txt --window 8 --json",
 )
 
 
@@ -199,6 +208,8 @@ def outputs() -> dict[str, dict[str, str]]:
             shutil.copy(path, folder)
         text = Path("llama3-8b.yaml").read_text(encoding="utf-8")
         Path("wrong.yaml").write_text(text.replace("kv_heads: 8", "kv_heads: 5"), encoding="utf-8")
+        Path("text.txt").write_text("b a a b " * 8)
+        save_tokenizer(build(Path("build")))
         return {line: shape(_output(line)) for line in OUTPUTS}
 
 

@@ -97,7 +97,7 @@ def truth(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
     saved = tmp_path_factory.mktemp("saved")
     tokenizer = tokenizers.Tokenizer.from_str(open_checkpoint(weights).companions["tokenizer.json"].decode())
     ids = {prompt: list(tokenizer.encode(prompt).ids) for prompt in PROMPTS}
-    text = list(tokenizer.encode((ROOT / "tests" / "data" / "alice.txt").read_text(encoding="utf-8")).ids)[:LONG]
+    text = list(tokenizer.encode((ROOT / "blockc" / "texts" / "alice.txt").read_text(encoding="utf-8")).ids)[:LONG]
     assert len(text) == LONG and ids[PROMPTS[1]][0] == 1, "<|im_start|> is one token"
     model = reference(weights)
     with torch.no_grad():

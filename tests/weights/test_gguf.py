@@ -225,7 +225,7 @@ def trained(pre: str, split: Any) -> dict[str, Any]:
         vocab_size=600, show_progress=False, special_tokens=["<|endoftext|>", "<|im_start|>"],
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
-    text = (ROOT / "tests" / "data" / "alice.txt").read_text(encoding="utf-8")
+    text = (ROOT / "blockc" / "texts" / "alice.txt").read_text(encoding="utf-8")[:2400]
     tokenizer.train_from_iterator([text, TEXT * 3, "in 1066, 1914 and 2001 there were 123456 of them"], trainer)
     learned = json.loads(tokenizer.to_str())["model"]
     tokens = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
