@@ -44,7 +44,7 @@ def points(title: str, across: str, up: str, values: Mapping[str, tuple[float, f
     """Points in two figures of which less is better, both on scales of powers; a line joins those that none beats."""
     xs, ys = ([pair[i] for pair in values.values()] for i in (0, 1))
     width, height = LEFT + WIDE, 300
-    left, right, top, bottom = 70, width - 110, TOP + 16, height - 44
+    left, right, top, bottom = 70, width - 140, TOP + 36, height - 44
     at_x, at_y = _scale(xs, left, right), _scale(ys, bottom, top)
     best = [pair for pair in values.values() if not any(_beats(other, pair) for other in values.values())]
     line = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in sorted(best))
@@ -55,7 +55,7 @@ def points(title: str, across: str, up: str, values: Mapping[str, tuple[float, f
         f'<text x="8" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
         f'<path d="M{left - 20},{top - 12} V{bottom + 16} H{right + 20}" fill="none" stroke="{OTHERS}"/>',
         f'<text x="{right + 20}" y="{bottom + 32}" text-anchor="end">{escape(across)}</text>',
-        f'<text x="{left - 16}" y="{top - 4}">{escape(up)}</text>',
+        f'<text x="{left - 16}" y="{top - 20}">{escape(up)}</text>',
         f'<polyline points="{line}" fill="none" stroke="{OURS}" stroke-dasharray="4 3"/>',
     ]
     for name, (x, y) in values.items():

@@ -218,6 +218,13 @@ def test_a_build_against_itself_differs_by_nothing(builds: dict[str, Path], text
     assert made.perplexity == made.perplexity_against and made.perplexity.low < made.perplexity.high
 
 
+def test_the_folder_of_another_tool_is_compared_too(builds: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    for name in ("model.onnx", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).symlink_to(builds["joined"] / name)
+    made = measure_quality(tmp_path, builds["joined"], text, WINDOW, threads=1)
+    assert made.kl == Interval(0, 0, 0) and made.windows == 10
+
+
 def test_without_a_text_the_book_is_read(builds: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """In windows of the model's context, which is less than 256. (More of them at once, as a twin is small.)"""
     monkeypatch.setattr(quality, "_ROWS", 200)
