@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from blockc.basics.distribution import require_packages
 from blockc.basics.errors import UsageError
 from blockc.basics.progress import Progress, no_progress
-from blockc.graph.target import Provider
 
 if TYPE_CHECKING:
     from blockc.bench.measure import Bench
     from blockc.bench.quality import Quality
     from blockc.checks.doctor import Health
+    from blockc.graph.target import Provider
 
 
 @require_packages("run")

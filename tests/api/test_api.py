@@ -65,7 +65,13 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         exec(compile("\n" * line + block[1], "docs/api.md", "exec"), shared)
     asked = set(re.findall(r"\bapi\.(\w+)\(", "".join(block[1] for block in blocks)))
     functions = {name for name in api.__all__ if inspect.isfunction(getattr(api, name))}
-    assert functions - asked == {"bench", "run", "has_weights", "imported_spec"}  # those want weights, or a minute
+    assert functions - asked == {
+        "bench",
+        "quality",
+        "run",
+        "has_weights",
+        "imported_spec",
+    }  # those want weights, or a minute
 
 
 # What a spec is named by
