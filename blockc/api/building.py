@@ -106,7 +106,7 @@ def build(
     if planned is not None:
         planned = replace(planned, result=model.run_recipe(target))
     output = folder.prepare_output(model, place, planned, proof, wanted, force)
-    proved = prove(twin(model), targets=targets_of(target), progress=progress) if proof else None
+    proved = prove(twin(model), targets=targets_of(target), progress=progress, whole=model) if proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
         raise NotProvedError(proved)
     if planned is not None and target.quant is not None and target.quant.scales == "calibrated":

@@ -289,7 +289,8 @@ def check_build(folder: Path, deep: bool = False, progress: Progress = no_progre
         return CheckResult((), (MODEL,), None)
     if weights is not None:
         _try_session(folder / MODEL, target.dtype)
-    return CheckResult((), (), prove(compile_spec(shrink(model.spec)), targets=targets_of(target), progress=progress))
+    small = compile_spec(shrink(model.spec))
+    return CheckResult((), (), prove(small, targets=targets_of(target), progress=progress, whole=model))
 
 
 def _run_files(model: Compiled, folder: Path, target: Target, onnx: bytes, progress: Progress) -> CheckResult:

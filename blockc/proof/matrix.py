@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,8 @@ from blockc.ir.derive import Derivation, round_params
 from blockc.ort.kernels import COMPUTES
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.proof.cases import Case, cases
+from blockc.proof.probes import KERNEL, Probe, probes_of, why_not_probed
+from blockc.proof.probes import TOLERANCE as OF_KERNELS
 from blockc.proof.runners import Answer, Onnx, Oracle, Params, Runner, Torch, Values
 from blockc.weights.rules import random_parameters
 
@@ -102,11 +104,12 @@ class Proof:
             absent = ", ".join(f"{package} {why}" for package, why in self.missing.items())
             return f"not proved: {absent}: {extra_command(*(EXTRAS[package] for package in self.missing))}"
         backends = list(dict.fromkeys(row.backend.partition(",")[0] for row in self.rows))
-        half, single = self._worst("float16"), self._worst("float64", "float32")
+        half, single, kernels = self._worst("float16"), self._worst("float64", "float32"), self._worst("int8")
         return (
             f"proved: {' = '.join(backends)} on {self.name}, {len(self.rows)} runs, largest error {single:.1e} "
             f"of the logits' spread (tolerance {TOLERANCE['float32']:.0e})"
             + (f", in fp16 {half:.1e} ({TOLERANCE['float16']:.0e})" if half else "")
+            + (f", kernels of int8 {kernels:.1e} ({OF_KERNELS:.0e})" if kernels else "")
         )
 
     def _worst(self, *dtypes: str) -> float:
@@ -150,10 +153,11 @@ def prove(
     targets: tuple[Target, ...] = TARGETS,
     progress: Progress = no_progress,
     only: Collection[str] | None = None,
+    whole: Compiled | None = None,
 ) -> Proof:
     """Runs every backend on every case of a model that is small enough, or on the cases named in `only`.
 
-    `model_py` and `given`, a target with its model.onnx, are proved instead of what is emitted now. Graphs in bf16 are
+    `whole` is the model that the twin is of: of its products with codes each kind is run. `model_py` and `given`, a target with its model.onnx, are proved instead of what is emitted now. Graphs in bf16 are
     not run, because onnxruntime's CPU kernels do not take bf16.
     """
     truth = Truth(twin, random_parameters(twin.function, SEED))
@@ -175,7 +179,29 @@ def prove(
                     inapplicable[f"{runner.name}, {case.name}"] = why
                 else:
                     rows.append(compare_run(truth, runner, case))
+    if "onnxruntime" not in missing:
+        rows.extend(_probe_kernels(whole or twin, targets, inapplicable))
     return Proof(twin.spec.name, tuple(rows), missing, inapplicable)
+
+
+def _probe_kernels(model: Compiled, targets: Sequence[Target], inapplicable: dict[str, str]) -> Iterator[Row]:
+    """A run of each kind of product with codes that the targets' graphs have, at the level of a build."""
+    for target in targets:
+        probes = list(probes_of(model.flatten(target))) if target.quant else []
+        if probes and (why := why_not_probed(target)):
+            inapplicable[KERNEL] = why
+            continue
+        for probe in probes:
+            yield run_probe(probe)
+
+
+def run_probe(probe: Probe) -> Row:
+    try:
+        error, agreement = probe.run()
+    except Exception as failure:  # onnxruntime's errors have no common base
+        first = (str(failure).splitlines() or [""])[0]
+        return Row(KERNEL, probe.name, "int8", float("inf"), 0.0, OF_KERNELS, f"{type(failure).__name__}: {first[:200]}")
+    return Row(KERNEL, probe.name, "int8", error, agreement, OF_KERNELS)
 
 
 def _runner_makers(

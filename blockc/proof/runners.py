@@ -185,10 +185,10 @@ class Onnx:
     @cached_property
     def session(self) -> Any:
         """The session, opened at the first run, so that a graph which does not open fails like a wrong number."""
-        return _open_session(self.bytes)
+        return open_session(self.bytes)
 
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
-        session = _open_session(_expose_values(self.bytes)) if trace else self.session
+        session = open_session(_expose_values(self.bytes)) if trace else self.session
         wanted = {i.name for i in session.get_inputs()}
         given, held = add_derived(params, self.derived), parameters_of(self.function)
         fixed = {
@@ -208,7 +208,7 @@ class Onnx:
         return Answer(run_in_chunks(self.contract, case, call, np.dtype(self.dtype)), None, values)
 
 
-def _open_session(model: bytes) -> Any:
+def open_session(model: bytes) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
