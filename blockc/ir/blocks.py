@@ -48,20 +48,23 @@ class Blocks:
             x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, fill)])
         return x.reshape(*x.shape[:-1], -1, self.size)
 
+    def upright(self, x: Array) -> Array:
+        """(..., blocks, size) -> (size, all blocks): what is done across a block is then done for many at once."""
+        return np.ascontiguousarray(x.reshape(-1, self.size).T)
+
     def scales(self, x: Array) -> tuple[Array, Array | None]:
         """Scales and lows (..., blocks) of numbers (..., blocks, size), by what the codes must reach.
 
         Without lows the scale takes the number of the largest magnitude to an end of the range: in 4 bits to code 0,
         the end that reaches further, in 8 bits to either. With lows the least and the largest are the ends.
         """
-        top = 2 * self.middle - 1
+        top, numbers = 2 * self.middle - 1, self.upright(x)
+        if self.bits == 8 and not self.lows:
+            return np.abs(numbers).max(0).reshape(x.shape[:-1]) / (self.middle - 1), None
+        least, most = (each.reshape(x.shape[:-1]) for each in (numbers.min(0), numbers.max(0)))
         if self.lows:
-            least, most = x.min(-1), x.max(-1)
             scales = (most - least) / top
             return scales, least + self.middle * scales
-        if self.bits == 8:
-            return np.abs(x).max(-1) / (self.middle - 1), None
-        least, most = x.min(-1), x.max(-1)
         return np.where(-least >= most, least, most) / -self.middle, None
 
     def codes(self, x: Array, scales: Array, lows: Array | None) -> Array:

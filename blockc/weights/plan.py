@@ -89,7 +89,17 @@ class ParameterSource:
             yield sum((delta.read() for delta in self.deltas), own.astype(np.float32) if self.deltas else own)
 
     def read(self) -> Array:
-        return np.concatenate([piece.reshape(-1) for piece in self.pieces()]).reshape(self.rule.shapes[self.part])
+        shape, done = self.rule.shapes[self.part], 0
+        whole: Array | None = None
+        for piece in self.pieces():
+            if whole is None:
+                if piece.size == math.prod(shape):
+                    return piece.reshape(shape)
+                whole = np.empty(math.prod(shape), piece.dtype)
+            whole[done : done + piece.size] = piece.reshape(-1)
+            done += piece.size
+        assert whole is not None and done == whole.size
+        return whole.reshape(shape)
 
 
 @dataclass(frozen=True)

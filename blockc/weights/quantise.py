@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,9 +16,10 @@ from blockc.ir.derive import Derivation, Join, Quantise, Reshape
 
 PIECE = 1 << 20  # numbers that a thread quantises before it hands them on
 PART = 1 << 16  # of these at a time: they stay in the processor's caches
-THREADS = 2
+THREADS = min(4, os.cpu_count() or 1)
 AHEAD = 2 * THREADS  # pieces that are held at most
 FACTORS = (0.7, 0.775, 0.85, 0.925, 1.0, 1.075, 1.15)
+ALIKE = 16 / 15  # from this factor on no code of 4 bits is at an end, and either sign gives the same
 Codes = tuple[Array, Array, Array | None]  # packed codes, scales, lows
 Rows = Callable[[str], Iterator[Array]]  # a parameter's numbers in their order, in pieces of any shape
 
@@ -115,32 +117,49 @@ def quantise_rows(rows: Array, blocks: Blocks, importance: Array | None) -> Code
 
 
 def fit_scales(x: Array, blocks: Blocks, importance: Array) -> Array:
-    """Scales for which the sum over a block of importance * (x - scale * u)^2 is least, of the codes u that are tried.
+    """Scales for which the sum over a block of h (x - scale u)^2 is least, h the importance, of the codes u tried.
 
     Codes are made by several scales around the plain one, of either sign. Of each the best scale is that of least
     squares, sum(h x u) / sum(h u u), and what it leaves out is the smaller the larger sum(h x u)^2 / sum(h u u) is. The
-    codes that the best of these gives are tried once more.
+    codes that the best of these give are tried once more.
     """
-    weights = blocks.split(np.asarray(importance, x.dtype) + np.finfo(x.dtype).tiny)
-    weighted = x * weights
-    low, high = -blocks.middle, blocks.middle - 1
-    widest = np.abs(x).max(-1) / blocks.middle
-    best, gain = np.zeros_like(widest), np.full_like(widest, -1)
-
-    def attempt(scales: Array) -> None:
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            codes = x * np.where(scales == 0, 0, 1 / scales)[..., None]
-            np.rint(codes, out=codes)
-            np.clip(codes, low, high, out=codes)
-            across = np.einsum("...k,...k->...", weighted, codes)
-            within = np.einsum("...k,...k,...k->...", codes, codes, np.broadcast_to(weights, x.shape))
-            got = across * across / within
-        better = got > gain
-        np.copyto(gain, got, where=better)
-        np.copyto(best, across / np.where(within, within, 1), where=better)
-
+    numbers = blocks.upright(x)
+    h = blocks.split(np.asarray(importance, x.dtype) + np.finfo(x.dtype).tiny)
+    search = _Search(numbers, blocks.upright(np.broadcast_to(h, x.shape)), blocks.middle)
+    widest = np.abs(numbers).max(0) / blocks.middle
     for factor in FACTORS:
-        attempt(widest * factor)
-        attempt(widest * -factor)
-    attempt(best.copy())
-    return best
+        search.attempt(widest * factor, both=factor < ALIKE)
+    search.attempt(search.best.copy(), both=False)
+    return search.best.reshape(x.shape[:-1])
+
+
+class _Search:
+    """The best scales so far of blocks that stand in columns, (size, blocks), by their importance h."""
+
+    def __init__(self, x: Array, h: Array, middle: int) -> None:
+        self.x, self.h, self.hx, self.middle = x, h, x * h, middle
+        self.ratio, self.codes, self.weighted = np.empty_like(x), np.empty_like(x), np.empty_like(x)
+        self.best, self.gain = np.zeros_like(x[0]), np.full_like(x[0], -1)
+
+    def attempt(self, scales: Array, both: bool) -> None:
+        """Tries these scales, and with `both` their negatives, whose codes end at the other side."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            np.multiply(self.x, np.where(scales == 0, 0, 1 / scales), out=self.ratio)
+        np.rint(self.ratio, out=self.ratio)
+        self._weigh()
+        if both:
+            np.negative(self.ratio, out=self.ratio)
+            self._weigh()
+
+    def _weigh(self) -> None:
+        """Takes the least squares' scale of each block whose codes leave out less than before."""
+        np.clip(self.ratio, -self.middle, self.middle - 1, out=self.codes)
+        np.multiply(self.codes, self.h, out=self.weighted)
+        across = np.einsum("kn,kn->n", self.hx, self.codes)
+        within = np.einsum("kn,kn->n", self.weighted, self.codes)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            scale = across / np.where(within, within, 1)
+            gain = across * scale
+        better = gain > self.gain
+        np.copyto(self.gain, gain, where=better)
+        np.copyto(self.best, scale, where=better)
