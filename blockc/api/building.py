@@ -12,7 +12,7 @@ from blockc.basics.errors import BlockcError, UsageError
 from blockc.basics.progress import Progress, no_progress
 from blockc.graph.target import Target
 from blockc.pipeline.compiled import PORTABLE, Compiled
-from blockc.pipeline.refusal import NO_LINK
+from blockc.pipeline.refusal import NO_LEVEL, NO_LINK
 from blockc.products import folder
 from blockc.products.product import Product, choose_products
 from blockc.products.registry import PRODUCTS
@@ -92,11 +92,14 @@ def build(
         raise folder.FolderError("the folder to build into has an empty name: say . for the one you are in")
     place = Path(out) if out else Path("generated") / model.spec.name
     folder.refuse_place(place, None if weights is None else Path(weights))
-    if why := model.refuses(target):
-        raise folder.FolderError(why)
     if target.quant is not None:
         if weights is None:
             raise UsageError("is for weights: give them with weights=PATH", "quant")
+        if target.quant.level != 4:
+            raise UsageError(NO_LEVEL, "quant")
+    if why := model.refuses(target):
+        raise folder.FolderError(why)
+    if target.quant is not None:
         if mode == "link":
             raise folder.FolderError(NO_LINK)
         mode = "pack"

@@ -37,7 +37,8 @@ def run(
     """The text that the build writes after each prompt: at most `tokens` tokens, fewer if one of them ends the text.
 
     With a temperature above 0, tokens are drawn; else each is the likeliest. With `chat`, a prompt is a message to an
-    assistant in the checkpoint's template, after the system message `system`. `capture` runs decode steps as a CUDA
+    assistant in the checkpoint's template, after the system message `system`. `prepack` copies matrices into the order
+    of the kernels; those in codes always are. `capture` runs decode steps as a CUDA
     graph. Raises SessionError if the folder cannot be run. `blockc.runtime.Session` gives token by token.
     """
     from blockc.runtime import Session
@@ -53,7 +54,7 @@ def run(
     if system is not None and not chat:
         raise UsageError("is a message to an assistant: give chat=True too", "system")
     choose = choose_sampler(temperature, top_k, top_p, seed)
-    session = Session(folder, provider, threads, prepack, capture)
+    session = Session(folder, provider, threads, prepack or None, capture)
     tokenizer = Tokenizer(Path(folder), session.model.vocab)
     read = [prompt_ids(Path(folder), tokenizer, text, chat, system) for text in prompts]
     streams = [TextStream(tokenizer, ids) for ids in read]

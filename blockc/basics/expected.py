@@ -52,6 +52,8 @@ def describe_expected(error: Mapping[str, Any]) -> str:
         return words[0] if len(words) == 1 else "one of " + ", ".join(words)
     if kind in _KINDS:
         return _KINDS[kind]
+    if kind == "value_error":
+        return str(context["error"])
     return "another value" if kind in _THEIRS else str(error["msg"])
 
 

@@ -147,6 +147,8 @@ def build(
         stop(USAGE, f"{said[0]} is for weights: give them with --weights PATH")
     if pack and weights_mode == "link":
         stop(USAGE, "--pack and --weights-mode link say opposite things")
+    if quant is not None and weights_mode == "link":
+        stop(USAGE, "--quant and --weights-mode link say opposite things: codes are computed, and then packed")
     if weights is None and products:
         stop(USAGE, f"--target {products[0]} needs a model with weights: give them with --weights PATH")
     if ep is not None and cache is not None:

@@ -55,12 +55,13 @@ def run(
     ] = False,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message, with --chat.")] = None,
     prepack: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--prepack/--no-prepack",
-            help="Copy the weights into the kernels' order: slower to open, faster to run.",
+            help="Copy the weights into the kernels' order: slower to open, faster to run; by default those in codes.",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Threads of the CPU; all cores by default.")
     ] = None,

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from blockc.basics.errors import UsageError
+from blockc.basics.errors import UsageError, escape
 from blockc.ir import Blocks
 
+BITS = (4, 8)
 SIZES = (16, 32, 64, 128, 256)
+_SIZES = f"{', '.join(map(str, SIZES[:-1]))} or {SIZES[-1]}"
+LONGEST = 200  # characters of a name or a pattern
+RULES = 1000
 WORDS = "int8, int4 or int4:quality, the first two with a block as in int4:128"
 
 
@@ -30,6 +34,17 @@ class Quant:
     scales: Literal["rounded", "calibrated"] = "rounded"
     level: Literal[0, 4] = 4
 
+    def __post_init__(self) -> None:
+        for word in (self.name, *(pattern for pattern, _ in self.rules)):
+            if not word.isprintable() or not 0 < len(word) <= LONGEST:
+                raise UsageError(f"{escape(word)}: expected 1 to {LONGEST} printable characters", "quant")
+        if len(self.rules) > RULES:
+            raise UsageError(f"has {len(self.rules):,} rules: expected at most {RULES:,}", "quant")
+        for pattern, blocks in self.rules:
+            if blocks is not None and (blocks.bits not in BITS or blocks.size not in SIZES):
+                expected = f"4 or 8 bits in blocks of {_SIZES}"
+                raise UsageError(f"{pattern}: {blocks.bits} bits in blocks of {blocks.size}: expected {expected}", "quant")
+
     def blocks_for(self, readers: Iterable[str]) -> Blocks | None:
         """How a matrix is stored that these nodes read."""
         names = tuple(readers)
@@ -41,10 +56,10 @@ def parse_quant(word: str) -> Quant:
     """The recipe of a word: int8, int4, int4:quality, or one of the first two with a block. Raises UsageError."""
     said = re.fullmatch(r"int([48])(?::(\d{1,3}|quality))?", word, re.ASCII)
     if said is None or (said[1] == "8" and said[2] == "quality"):
-        raise UsageError(f"{word}: expected {WORDS}", "quant")
+        raise UsageError(f"{escape(word) or 'an empty word'}: expected {WORDS}", "quant")
     size = 32 if said[2] in (None, "quality") else int(said[2])
     if size not in SIZES:
-        raise UsageError(f"{word}: expected a block of {', '.join(map(str, SIZES[:-1]))} or {SIZES[-1]}", "quant")
+        raise UsageError(f"{word}: expected a block of {_SIZES}", "quant")
     wide = Blocks(8, size)
     if said[1] == "8":
         return Quant(word, (("positions", None), ("*", wide)))

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 NO_LINK = "quantised weights are computed, and cannot be linked from a checkpoint: pack them"
 
+NO_LEVEL = "level 0 is for proofs: a kernel multiplies codes of 8 bits 80 times slower there"
+
 
 def why_refused(model: Compiled, target: Target, copied: bool | None = None) -> str:
     """The first reason, or an empty string. `copied`: whether weights are copied beside the model; None: not known."""
@@ -25,6 +27,8 @@ def why_refused(model: Compiled, target: Target, copied: bool | None = None) -> 
         return NO_DYNAMIC
     if target.quant and target.provider is None:
         return "quant is for onnxruntime's own operators: give a provider too"
+    if target.quant and target.quant.level != 4:
+        return NO_LEVEL
     if target.quant and copied is False:
         return NO_LINK
     if target.packed and (copied is False or target.provider is None):

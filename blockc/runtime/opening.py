@@ -90,9 +90,11 @@ class OpenModel:
 
 
 def open_model(
-    folder: Path, provider: Provider, threads: int | None, prepack: bool, capture: bool = False
+    folder: Path, provider: Provider, threads: int | None, prepack: bool | None, capture: bool = False
 ) -> OpenModel:
     """Opens a build; with `capture` its decode steps are CUDA graphs. Raises SessionError.
+
+    `prepack` is None for what the build needs: codes are always prepacked, other matrices stay in their files' order.
 
     Statements of the manifest are not trusted: they are compared with the spec and with the graph itself.
     """
@@ -106,7 +108,13 @@ def open_model(
     _refuse_old(folder, target)
     if capture:
         _refuse_capture(folder, target, provider)
-    session = session_at(folder / MODEL, provider, threads, prepack, capture)
+    packs = target.quant is not None if prepack is None else prepack
+    if target.quant is not None and not packs:
+        raise SessionError(
+            f"{folder}: its matrices are in codes ({target.quant.name}), which onnxruntime multiplies some 40 times "
+            "slower without prepacking: open it with prepack"
+        )
+    session = session_at(folder / MODEL, provider, threads, packs, capture)
     if found := find_misstated(manifest, made):
         raise SessionError(f"{folder / MANIFEST}: {found[0]} differs from the spec: build the folder again")
     contract = manifest.contract

@@ -34,10 +34,11 @@ class Session:
         folder: Path | str,
         provider: Provider = "cpu",
         threads: int | None = None,
-        prepack: bool = True,
+        prepack: bool | None = True,
         capture: bool = False,
     ) -> None:
         """Opens a build. `prepack` copies matrices into the order of the kernels: slower to open, faster to run.
+        None leaves them as they lie, but for codes: a build with codes is always prepacked, and False is refused.
 
         `capture` runs decode steps as a CUDA graph; then all calls must come from one thread.
         """
