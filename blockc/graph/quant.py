@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import islice
 from typing import Literal
 
 from blockc.basics.errors import UsageError, escape
@@ -15,7 +16,8 @@ BITS = (4, 8)
 SIZES = (16, 32, 64, 128, 256)
 _SIZES = f"{', '.join(map(str, SIZES[:-1]))} or {SIZES[-1]}"
 LONGEST = 200  # characters of a name or a pattern
-RULES = 1000
+RULES = 4096  # as many as a manifest may have, and of these with a `*`
+STARS = 256
 WORDS = "int8, int4 or int4:quality, the first two with a block as in int4:128"
 
 
@@ -38,18 +40,38 @@ class Quant:
         for word in (self.name, *(pattern for pattern, _ in self.rules)):
             if not word.isprintable() or not 0 < len(word) <= LONGEST:
                 raise UsageError(f"{escape(word)}: expected 1 to {LONGEST} printable characters", "quant")
-        if len(self.rules) > RULES:
-            raise UsageError(f"has {len(self.rules):,} rules: expected at most {RULES:,}", "quant")
+        if len(self.rules) > RULES or len(self._patterns) > STARS:
+            counts = f"{len(self.rules):,} rules, {len(self._patterns):,} of them patterns"
+            raise UsageError(f"{counts}: expected at most {RULES:,} and {STARS}", "quant")
         for pattern, blocks in self.rules:
             if blocks is not None and (blocks.bits not in BITS or blocks.size not in SIZES):
                 expected = f"4 or 8 bits in blocks of {_SIZES}"
                 raise UsageError(f"{pattern}: {blocks.bits} bits in blocks of {blocks.size}: expected {expected}", "quant")
 
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """The first rule of each name without a `*`."""
+        return {word: i for i, (word, _) in reversed([*enumerate(self.rules)]) if "*" not in word}
+
+    @cached_property
+    def _patterns(self) -> tuple[tuple[int, re.Pattern[str]], ...]:
+        stars = ((i, word) for i, (word, _) in enumerate(self.rules) if "*" in word)
+        return tuple((i, re.compile(_any(word))) for i, word in stars)
+
     def blocks_for(self, readers: Iterable[str]) -> Blocks | None:
         """How a matrix is stored that these nodes read."""
-        names = tuple(readers)
-        found = (blocks for pattern, blocks in self.rules if any(fnmatchcase(name, pattern) for name in names))
-        return next(found, None)
+        places: list[int] = []
+        for name in readers:
+            places.extend([self._places[name]] if name in self._places else [])
+            places.extend(islice((i for i, pattern in self._patterns if pattern.fullmatch(name)), 1))
+        return self.rules[min(places)][1] if places else None
+
+
+def _any(word: str) -> str:
+    """A pattern as a regular expression. What stands between two stars is looked for once, so that none is tried anew."""
+    first, *others = map(re.escape, word.split("*"))
+    inner = "".join(f"(?>.*?{part})" for part in others[:-1])
+    return f"{first}{inner}.*{others[-1]}"
 
 
 def parse_quant(word: str) -> Quant:

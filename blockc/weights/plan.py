@@ -142,7 +142,11 @@ class WeightPlan:
         """The plan with the importance of each matrix's columns, measured on rows of tokens (1, S)."""
         bad: dict[str, str] = {}
         read, pieces = partial(_read_source, self.sources, bad=bad), partial(_read_checked, self.sources, bad=bad)
-        return replace(self, importance=calibrate(function, pieces, read, texts, progress))
+        found = calibrate(function, pieces, read, texts, progress)
+        usable = {path: each for path, each in found.items() if np.isfinite(each).all()}
+        lost = [path for path in found if path not in usable]
+        notes = [f"not calibrated, since its inputs overflow: {path}" for path in shorten(lost, 3)]
+        return replace(self, importance=usable, notes=(*self.notes, *notes))
 
     @property
     def links(self) -> tuple[FileFacts, ...]:
@@ -390,7 +394,8 @@ def _write_packed(plan: WeightPlan, path: Path, bad: dict[str, str], progress: P
         whole = max(reference.offset + reference.length for reference in plan.packed.values())
         read = partial(_read_source, plan.sources, bad=bad)
         widths = {path: param.shape[-1] for path, param in plan.params.items() if param.shape}
-        quantiser = Quantiser(partial(_read_checked, plan.sources, bad=bad), read, widths, plan.importance)
+        rows, hold = partial(_read_checked, plan.sources, bad=bad), partial(round_to, dtype=plan.dtype)
+        quantiser = Quantiser(rows, read, widths, plan.importance, hold=hold)
         for param, reference in plan.packed.items():
             data.put(bytes(reference.offset - data.end))
             if param in plan.result.derived:
@@ -510,3 +515,8 @@ def narrow(piece: Array, dtype: FloatType) -> Array:
         bits = np.array(piece, np.dtype("<f4"), order="C").view(np.uint32)
     bits += 0x7FFF + ((bits >> 16) & 1)
     return (bits >> 16).astype("<u2")
+
+
+def round_to(numbers: Array, dtype: FloatType) -> Array:
+    """The numbers as the float type holds them, in a type that NumPy has."""
+    return widen(narrow(numbers, dtype), FLOATS[dtype].safetensors)

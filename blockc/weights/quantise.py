@@ -19,6 +19,7 @@ PART = 1 << 16  # of these at a time: they stay in the processor's caches
 THREADS = min(4, os.cpu_count() or 1)
 AHEAD = 2 * THREADS  # pieces that are held at most
 FACTORS = (0.7, 0.775, 0.85, 0.925, 1.0, 1.075, 1.15)
+LEAST = 1e-6  # importance, of the mean: what no token used is stored as well as can be, too
 ALIKE = 16 / 15  # from this factor on no code of 4 bits is at an end, and either sign gives the same
 Codes = tuple[Array, Array, Array | None]  # packed codes, scales, lows
 Rows = Callable[[str], Iterator[Array]]  # a parameter's numbers in their order, in pieces of any shape
@@ -26,12 +27,16 @@ Rows = Callable[[str], Iterator[Array]]  # a parameter's numbers in their order,
 
 @dataclass
 class Quantiser:
-    """`rows` reads a parameter in pieces, `read` whole. `importance` says how much each column of a matrix matters."""
+    """`rows` reads a parameter in pieces, `read` whole. `importance` says how much each column of a matrix matters.
+
+    `hold` gives scales and lows as they will be stored: codes are made for those.
+    """
 
     rows: Rows
     read: Callable[[str], Array]
     widths: Mapping[str, int]  # of the last axis
     importance: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    hold: Callable[[Array], Array] = np.asarray
     _kept: dict[tuple[str, Blocks], dict[str, list[Array]]] = field(default_factory=dict)  # until they are written
 
     def pieces(self, derivation: Derivation) -> Iterator[Array]:
@@ -51,8 +56,8 @@ class Quantiser:
 
     def _codes(self, path: str, blocks: Blocks) -> Iterator[Array]:
         kept: dict[str, list[Array]] = {"scales": [], "lows": []}
-        quantise = partial(quantise_rows, blocks=blocks, importance=self.importance.get(path))
-        for codes, scales, lows in map_ahead(quantise, self._aligned(path)):
+        quantise = partial(quantise_rows, blocks=blocks, importance=self.importance.get(path), hold=self.hold)
+        for codes, scales, lows in map_ahead(quantise, whole_rows(self.rows(path), self.widths[path])):
             kept["scales"].append(scales)
             kept["lows"].extend([] if lows is None else [lows])
             yield codes
@@ -68,22 +73,22 @@ class Quantiser:
         if not any(kept.values()):
             del self._kept[path, blocks]
 
-    def _aligned(self, path: str) -> Iterator[Array]:
-        """Whole rows (rows, width) in fp32, about `PIECE` numbers at a time."""
-        width = self.widths[path]
-        size = max(1, PIECE // width) * width
-        held: list[Array] = []
-        count = 0
-        for piece in self.rows(path):
-            held.append(piece.reshape(-1).astype(np.float32, copy=False))
-            count += held[-1].size
-            while count >= size:
-                whole = np.concatenate(held) if len(held) > 1 else held[0]
-                yield whole[:size].reshape(-1, width)
-                held = [whole[size:]]
-                count -= size
-        if count:
-            yield np.concatenate(held).reshape(-1, width)
+
+def whole_rows(pieces: Iterator[Array], width: int) -> Iterator[Array]:
+    """Pieces of any shape as whole rows (rows, width) in fp32, about `PIECE` numbers at a time."""
+    size = max(1, PIECE // width) * width
+    held: list[Array] = []
+    count = 0
+    for piece in pieces:
+        held.append(piece.reshape(-1).astype(np.float32, copy=False))
+        count += held[-1].size
+        while count >= size:
+            whole = np.concatenate(held) if len(held) > 1 else held[0]
+            yield whole[:size].reshape(-1, width)
+            held = [whole[size:]]
+            count -= size
+    if count:
+        yield np.concatenate(held).reshape(-1, width)
 
 
 def map_ahead(make: Callable[[Array], Codes], pieces: Iterator[Array]) -> Iterator[Codes]:
@@ -98,7 +103,9 @@ def map_ahead(make: Callable[[Array], Codes], pieces: Iterator[Array]) -> Iterat
             yield held.popleft().result()
 
 
-def quantise_rows(rows: Array, blocks: Blocks, importance: Array | None) -> Codes:
+def quantise_rows(
+    rows: Array, blocks: Blocks, importance: Array | None, hold: Callable[[Array], Array] = np.asarray
+) -> Codes:
     """Packed codes, scales and lows of rows (rows, width). Scales are fitted in 4 bits without lows alone."""
     fit = importance is not None and blocks.bits == 4 and not blocks.lows
     count, step = blocks.count(rows.shape[1]), max(1, PART // rows.shape[1])
@@ -109,10 +116,10 @@ def quantise_rows(rows: Array, blocks: Blocks, importance: Array | None) -> Code
         part = slice(start, start + step)
         x = blocks.split(rows[part])
         own, low = (fit_scales(x, blocks, importance), None) if importance is not None and fit else blocks.scales(x)
-        scales[part] = own
+        scales[part] = hold(own)
         if lows is not None and low is not None:
-            lows[part] = low
-        codes[part] = blocks.pack(blocks.codes(x, scales[part], low))
+            lows[part] = hold(low)
+        codes[part] = blocks.pack(blocks.codes(x, scales[part], None if lows is None else lows[part]))
     return codes, scales, lows
 
 
@@ -124,7 +131,8 @@ def fit_scales(x: Array, blocks: Blocks, importance: Array) -> Array:
     codes that the best of these give are tried once more.
     """
     numbers = blocks.upright(x)
-    h = blocks.split(np.asarray(importance, x.dtype) + np.finfo(x.dtype).tiny)
+    mean = importance.mean() or 1.0
+    h = blocks.split(np.asarray(importance / mean + LEAST, x.dtype))
     search = _Search(numbers, blocks.upright(np.broadcast_to(h, x.shape)), blocks.middle)
     widest = np.abs(numbers).max(0) / blocks.middle
     for factor in FACTORS:
