@@ -40,13 +40,16 @@ class Quant:
         for word in (self.name, *(pattern for pattern, _ in self.rules)):
             if not word.isprintable() or not 0 < len(word) <= LONGEST:
                 raise UsageError(f"{escape(word)}: expected 1 to {LONGEST} printable characters", "quant")
-        if len(self.rules) > RULES or len(self._patterns) > STARS:
-            counts = f"{len(self.rules):,} rules, {len(self._patterns):,} of them patterns"
+        stars = sum("*" in pattern for pattern, _ in self.rules)
+        if len(self.rules) > RULES or stars > STARS:
+            counts = f"{len(self.rules):,} rules, {stars:,} of them with a *"
             raise UsageError(f"{counts}: expected at most {RULES:,} and {STARS}", "quant")
         for pattern, blocks in self.rules:
             if blocks is not None and (blocks.bits not in BITS or blocks.size not in SIZES):
                 expected = f"4 or 8 bits in blocks of {_SIZES}"
-                raise UsageError(f"{pattern}: {blocks.bits} bits in blocks of {blocks.size}: expected {expected}", "quant")
+                raise UsageError(
+                    f"{pattern}: {blocks.bits} bits in blocks of {blocks.size}: expected {expected}", "quant"
+                )
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -68,7 +71,7 @@ class Quant:
 
 
 def _any(word: str) -> str:
-    """A pattern as a regular expression. What stands between two stars is looked for once, so that none is tried anew."""
+    """A pattern as a regular expression. What stands between two stars is looked for once, and not tried anew."""
     first, *others = map(re.escape, word.split("*"))
     inner = "".join(f"(?>.*?{part})" for part in others[:-1])
     return f"{first}{inner}.*{others[-1]}"

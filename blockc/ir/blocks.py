@@ -69,9 +69,9 @@ class Blocks:
 
     def codes(self, x: Array, scales: Array, lows: Array | None) -> Array:
         """The nearest codes, of x's dtype: (..., blocks, size). A scale of 0 gives the middle."""
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):  # what is not finite is refused where it is read
             inverse = np.where(scales == 0, 0, 1 / scales)[..., None]
-        codes = np.rint((x if lows is None else x - lows[..., None]) * inverse)
+            codes = np.rint((x if lows is None else x - lows[..., None]) * inverse)
         codes += self.middle
         return np.clip(codes, 0, 2 * self.middle - 1, out=codes)
 

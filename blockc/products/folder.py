@@ -150,7 +150,8 @@ def write_build(
 ) -> BuildFiles:
     """Writes the build, its weights by the plan if there is one, and the files of its products, all or nothing.
 
-    With `deep`, the manifest gets the digest of each linked tensor, and codes are compared with the weights. Raises FolderError if files would be lost.
+    With `deep`, the manifest gets the digest of each linked tensor, and codes are compared with the weights. Raises
+    FolderError if files would be lost.
     """
     output = out if isinstance(out, OutputFolder) else prepare_output(model, out, plan, proof is not None, products)
     files = {name: data for name in TEXTS if isinstance(data := output.coming[name], bytes)}

@@ -96,9 +96,10 @@ class Proof:
         if failed:
             worst = max(failed, key=lambda row: row.error)
             at = f"; first at {worst.differs}" if worst.differs else ""
+            of = "the product's size" if worst.backend == KERNEL else "the logits' spread"
             return (
                 f"wrong: {worst.backend} differs from the oracle in {len(failed)} of {len(self.rows)} runs, "
-                f"by {worst.error:.1e} of the logits' spread ({worst.variant}){at}"
+                f"by {worst.error:.1e} of {of} ({worst.variant}){at}"
             )
         if self.missing:
             absent = ", ".join(f"{package} {why}" for package, why in self.missing.items())
@@ -157,8 +158,9 @@ def prove(
 ) -> Proof:
     """Runs every backend on every case of a model that is small enough, or on the cases named in `only`.
 
-    `whole` is the model that the twin is of: of its products with codes each kind is run. `model_py` and `given`, a target with its model.onnx, are proved instead of what is emitted now. Graphs in bf16 are
-    not run, because onnxruntime's CPU kernels do not take bf16.
+    `whole` is the model that the twin is of: each kind of product with codes in it is run. `model_py` and `given`, a
+    target with its model.onnx, are proved instead of what is emitted now. Graphs in bf16 are not run, because
+    onnxruntime's CPU kernels do not take bf16.
     """
     truth = Truth(twin, random_parameters(twin.function, SEED))
     rows: list[Row] = []
@@ -200,7 +202,9 @@ def run_probe(probe: Probe) -> Row:
         error, agreement = probe.run()
     except Exception as failure:  # onnxruntime's errors have no common base
         first = (str(failure).splitlines() or [""])[0]
-        return Row(KERNEL, probe.name, "int8", float("inf"), 0.0, OF_KERNELS, f"{type(failure).__name__}: {first[:200]}")
+        return Row(
+            KERNEL, probe.name, "int8", float("inf"), 0.0, OF_KERNELS, f"{type(failure).__name__}: {first[:200]}"
+        )
     return Row(KERNEL, probe.name, "int8", error, agreement, OF_KERNELS)
 
 

@@ -63,18 +63,21 @@ class Matrix:
 
 
 def inspect_codes(plan: WeightPlan, path: Path, progress: Progress = no_progress) -> tuple[str, ...]:
-    """Compares every matrix in codes with its source; returns a note of it. Raises CheckpointError for those that differ.
+    """Compares every matrix in codes with its source, and returns a note of it. Raises CheckpointError if one differs.
 
     `path` is the data file that was written by the plan.
     """
     matrices = matrices_of(plan)
-    found: dict[str, Tally] = {}
+    found: list[Tally] = []
+    wrong: list[str] = []
     for i, matrix in enumerate(matrices):
         progress("comparing codes with weights", i, len(matrices))
-        found[plan.sources[matrix.source].name] = _compare(plan, matrix, path)
-    if wrong := [f"{name}: {tally.wrong:,} numbers" for name, tally in found.items() if tally.wrong]:
+        found.append(_compare(plan, matrix, path))
+        if found[-1].wrong:
+            wrong.append(f"{plan.sources[matrix.source].name}: {found[-1].wrong:,} numbers")
+    if wrong:
         raise CheckpointError("\n  ".join(["codes are further than half a step from the weights:", *shorten(wrong)]))
-    return (_note(list(found.values())),) if found else ()
+    return (_note(found),) if found else ()
 
 
 def matrices_of(plan: WeightPlan) -> list[Matrix]:

@@ -139,10 +139,15 @@ class WeightPlan:
         return into | dict(self.packed) | place_joined(self.packed, self.result)
 
     def calibrated(self, function: Function, texts: Sequence[Array], progress: Progress = no_progress) -> WeightPlan:
-        """The plan with the importance of each matrix's columns, measured on rows of tokens (1, S)."""
+        """The plan with the importance of each matrix's columns, measured on rows of tokens (1, S).
+
+        Raises CheckpointError naming tensors with NaN or Inf, of those that are read.
+        """
         bad: dict[str, str] = {}
         read, pieces = partial(_read_source, self.sources, bad=bad), partial(_read_checked, self.sources, bad=bad)
-        found = calibrate(function, pieces, read, texts, progress)
+        with np.errstate(all="ignore"):  # what is not finite is told below
+            found = calibrate(function, pieces, read, texts, progress)
+        _refuse_bad(bad)
         usable = {path: each for path, each in found.items() if np.isfinite(each).all()}
         lost = [path for path in found if path not in usable]
         notes = [f"not calibrated, since its inputs overflow: {path}" for path in shorten(lost, 3)]
@@ -373,8 +378,7 @@ def write_data(
             if digests is not None:
                 digests[name] = digest
     written = _write_packed(plan, path, bad, progress) if plan.packed else None
-    if bad:
-        raise CheckpointError("\n  ".join(["the checkpoint's numbers are not usable:", *shorten([*bad.values()])]))
+    _refuse_bad(bad)
     return written
 
 
@@ -481,6 +485,11 @@ class _Ahead:
         done = 0
         while done < len(view):  # an unbuffered file may take a part
             done += self.file.write(view[done:])
+
+
+def _refuse_bad(bad: Mapping[str, str]) -> None:
+    if bad:
+        raise CheckpointError("\n  ".join(["the checkpoint's numbers are not usable:", *shorten([*bad.values()])]))
 
 
 def _check_range(name: str, peak: float, dtype: FloatType, bad: dict[str, str]) -> None:
