@@ -81,7 +81,7 @@ def test_a_kernel_that_differs_is_no_proof_and_nothing_is_written(
 
     monkeypatch.setattr(BlockLinear, "onnx", exact)
     small, weights = twin(NAME), checkpoint(tmp_path)
-    with pytest.raises(api.NotProvedError, match=f"wrong: {KERNEL} differs  .*product.*int8:32, .* columns"):
+    with pytest.raises(api.NotProvedError, match=f"wrong: {KERNEL} differs .*product.*int8:32, .* columns"):
         api.build(small, tmp_path / "out", target=INT8, weights=weights)
     assert not (tmp_path / "out").exists()
 
