@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from blockc.api.calibrating import read_rows, too_few
 from blockc.api.models import compile, twin  # noqa: A004
 from blockc.basics.distribution import require_packages
 from blockc.basics.errors import BlockcError, UsageError
 from blockc.basics.progress import Progress, no_progress
 from blockc.graph.target import Target
+from blockc.ir import Array
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.pipeline.refusal import NO_LEVEL, NO_LINK
 from blockc.products import folder
 from blockc.products.product import Product, choose_products
 from blockc.products.registry import PRODUCTS
 from blockc.proof import Proof, prove, targets_of
+from blockc.report import Storage
 from blockc.weights.adapter import open_adapter
 from blockc.weights.calibration import draw_tokens
 from blockc.weights.checkpoint import open_checkpoint
@@ -30,6 +33,7 @@ class Built:
     files: tuple[Path, ...]
     proof: Proof | None
     notes: tuple[str, ...] = ()
+    storage: Storage | None = None  # of quantised weights
 
     def __repr__(self) -> str:
         at = f" in {self.files[0].parent}" if self.files else ""
@@ -61,6 +65,7 @@ def build(
     products: Sequence[str] = (),
     deep: bool = False,
     adapters: Sequence[Path | str] = (),
+    calibrate: Path | str | None = None,
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Built:
@@ -75,6 +80,9 @@ def build(
     the digest of each linked tensor, for `verify` to compare. Raises CheckpointError naming everything that does not
     fit. `adapters` are folders of LoRA adapters as PEFT saves them, merged into the weights one after another.
 
+    With a recipe of quantising in `target`, scales that it wants calibrated are chosen on drawn tokens, or on the first
+    tokens of the text in `calibrate`.
+
     `target` says what model.onnx is for: any runtime, or a provider of onnxruntime in its own operators; its float
     type; which logits it returns; and how it keeps its cache. `products` names runtimes whose files are added, such as
     genai; raises ProductError if one of them would not load the folder. During the proof and while weights are read,
@@ -84,7 +92,10 @@ def build(
     no build writes is never touched.
     """
     if weights is None:
-        _refuse_idle({"mode": mode is not None, "deep": deep, "adapters": adapters})
+        idle = {"mode": mode is not None, "deep": deep, "adapters": adapters, "calibrate": calibrate is not None}
+        _refuse_idle(idle)
+    if calibrate is not None and not (target.quant and target.quant.calibrates):
+        raise UsageError("is for scales that are calibrated: give a recipe that has such, as int4 has", "calibrate")
     wanted = choose_products(products, PRODUCTS)
     if require_proof and not proof:
         raise UsageError("proof=False and require_proof=True say opposite things")
@@ -108,21 +119,36 @@ def build(
         target = replace(target, packed=True)
     if planned is not None:
         planned = replace(planned, result=model.run_recipe(target))
-    output = folder.prepare_output(model, place, planned, proof, wanted, force)
+    rows, few = _rows_of(planned, model, target, calibrate)
+    output = folder.prepare_output(model, place, planned, proof, wanted, force, target)
     proved = prove(twin(model), targets=targets_of(target), progress=progress, whole=model) if proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
         raise NotProvedError(proved)
-    if planned is not None and target.quant is not None and target.quant.scales == "calibrated":
-        tokens = draw_tokens(model.spec.top.vocab, model.spec.top.context)
-        planned = planned.calibrated(model.function, [tokens], progress)
+    if planned is not None and rows:
+        planned = planned.calibrated(model.function, rows, progress)
     written = folder.write_build(model, output, target, proved, planned, wanted, deep, progress)
     notes = (
         *written.notes,
+        *few,
         *_untested_notes(target),
         *_unfused_notes(model, target),
         *_product_notes(wanted, model, target),
     )
-    return Built(written.files, proved, notes)
+    storage = None if target.quant is None else model.storage(target.quant, target.dtype)
+    return Built(written.files, proved, notes, storage)
+
+
+def _rows_of(
+    planned: WeightPlan | None, model: Compiled, target: Target, calibrate: Path | str | None
+) -> tuple[list[Array], list[str]]:
+    """(The rows of tokens to calibrate on, if any; a note where they are few.)"""
+    if planned is None or target.quant is None or not target.quant.calibrates:
+        return [], []
+    if calibrate is None:
+        return [draw_tokens(model.spec.top.vocab, model.spec.top.context)], []
+    with require_packages("run"):
+        rows = read_rows(Path(calibrate), planned.checkpoint.companions, model)
+    return rows, too_few(Path(calibrate), rows)
 
 
 def _refuse_idle(said: Mapping[str, object]) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from blockc.authoring.specfiles import NoSpecError, model_file
 from blockc.basics.errors import CheckpointError, UsageError
+from blockc.basics.floats import FLOATS, FloatType
 from blockc.checks.checking import find_misses
+from blockc.graph.quant import Quant, parse_quant
+from blockc.graph.quantpolicy import load_quant_policy
 from blockc.graph.shrink import shrink
 from blockc.importing import find_config, import_config_file
 from blockc.layouts import load_layout
@@ -114,12 +118,17 @@ def figures(
     batch: int = 1,
     dtype: str = "bf16",
     device_memory: int | str | None = None,
+    quant: Quant | str | None = None,
 ) -> Report:
     """Parameters, FLOPs, cache and memory at a context (of the spec by default), a batch and a dtype.
 
-    `device_memory` is a number of bytes, or a size such as "80GB". Raises UsageError for a wrong size or dtype.
+    `device_memory` is a number of bytes, or a size such as "80GB". `quant` is a recipe of `build`, or its word: weights
+    are then counted in codes, scales, and what stays in `dtype`. Raises UsageError for a wrong size, dtype or word.
     """
     memory = _parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
+    recipe = parse_quant(quant) if isinstance(quant, str) else quant
+    if recipe is not None and dtype not in FLOATS:
+        raise UsageError(f"must be one of {', '.join(FLOATS)} with quant, got {dtype}", "dtype")
     return make_report(
         model.spec,
         model.decoder,
@@ -128,7 +137,16 @@ def figures(
         batch=batch,
         dtype=dtype,
         device_memory=memory,
+        storage=None if recipe is None else model.storage(recipe, cast(FloatType, dtype)),
     )
+
+
+def quant_policy(path: Path | str, model: Compiled) -> Quant:
+    """The recipe in a file, for `Target` and `figures`.
+
+    Raises SpecError if the file is no such policy, or if a pattern of it changes nothing of the model.
+    """
+    return load_quant_policy(path).make_quant(model.readers)
 
 
 def _parse_bytes(text: str) -> int:

@@ -8,7 +8,7 @@ A new float type is a word of `FloatType` and a line of `FLOATS`; `ort/kernels.p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 FloatType = Literal["fp32", "bf16", "fp16"]
@@ -24,6 +24,11 @@ class NumberFormat:
     numpy: str  # the dtype of stored numbers, little-endian; of bits, where NumPy has no such float
     onnx: int  # TensorProto's number
     onnxruntime: str  # the type of a session's input or output
+    packed: int = field(default=1, kw_only=True)  # how many numbers are in `bytes`; NumPy holds each by itself
+
+    def size(self, count: int) -> int:
+        """Bytes of so many numbers."""
+        return -(-count // self.packed) * self.bytes
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ INTEGERS: Mapping[str, NumberFormat] = {  # by the graph's own words
     "int": NumberFormat(8, "I64", "<i8", 7, "tensor(int64)"),
     "int32": NumberFormat(4, "I32", "<i4", 6, "tensor(int32)"),
     "int8": NumberFormat(1, "I8", "|i1", 3, "tensor(int8)"),
+    "int4": NumberFormat(1, "I4", "|i1", 22, "tensor(int4)", packed=2),  # signed, of two the first in the low half
     "uint8": NumberFormat(1, "U8", "|u1", 2, "tensor(uint8)"),
     "bool": NumberFormat(1, "BOOL", "|b1", 9, "tensor(bool)"),
 }

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from blockc.basics.floats import FloatType, format_of
+from blockc.graph.quant import Quant
 from blockc.graph.target import Target
 from blockc.ir import Function, Node
 from blockc.ops import Embed, Linear
@@ -30,12 +31,15 @@ class Work:
 
     model: Compiled
     dtype: FloatType
+    quant: Quant | None = None
 
     @property
     def weights(self) -> int:
-        """Bytes of the parameters that a step reads completely."""
+        """Bytes of the parameters that a step reads completely; of quantised ones those of codes, scales and lows."""
+        if self.quant is not None:
+            return self.model.storage(self.quant, self.dtype).read
         read = {param for n in self._served.nodes if not isinstance(n.op, Embed) for param in n.params}
-        return sum(param.size * format_of(param.dtype, self.dtype).bytes for param in read)
+        return sum(format_of(param.dtype, self.dtype).size(param.size) for param in read)
 
     def cache(self, context: int) -> int:
         """Bytes of keys and values that a step reads after `context` tokens, or within its window."""

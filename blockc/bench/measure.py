@@ -143,7 +143,7 @@ def _work_of(folder: Path) -> Work:
     spec = folder / "spec.resolved.yaml"
     if not spec.is_file():
         raise SessionError(f"{folder}: no {spec.name}, so not a complete build")
-    return Work(compile_spec(load(spec)), target.dtype)
+    return Work(compile_spec(load(spec)), target.dtype, target.quant)
 
 
 def run_bench(

@@ -5,6 +5,7 @@ parameters: {min: 1e9, max: 9e9}
 kv_bytes_per_token: {max: 128KiB, dtype: bf16}
 memory: {context: 8192, batch: 8, dtype: bf16, devices: 2, device_memory: 80GB}
 head_dims: [64, 128]
+weights: {max: 5GB, dtype: fp16, quant: int4}
 placements: [pre, sandwich]
 expect: [parameters, kv_values_per_token]
 
@@ -22,7 +23,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
-from blockc.basics.floats import BYTES, StorageType
+from blockc.basics.errors import UsageError
+from blockc.basics.floats import BYTES, FloatType, StorageType
 from blockc.checks.advice import describe_parts, has_key
 from blockc.diagnostics.figures import (
     POLICY_EXPECT,
@@ -31,7 +33,9 @@ from blockc.diagnostics.figures import (
     POLICY_MEMORY,
     POLICY_PARAMETERS,
     POLICY_PLACEMENT,
+    POLICY_WEIGHTS,
 )
+from blockc.graph.quant import WORDS, parse_quant
 from blockc.language.algebra import Chain, Leaf, Residual, Scaled, Term
 from blockc.language.parts import Attention, Model
 from blockc.language.spec import PLACEMENTS, Bounds
@@ -92,11 +96,28 @@ class MemoryBound(Model):
     device_memory: Size
 
 
+def _check_recipe(word: str) -> str:
+    try:
+        parse_quant(word)
+    except UsageError:
+        raise PydanticCustomError("recipe", WORDS) from None
+    return word
+
+
+class WeightsBound(Model):
+    """All parameters in `dtype`; with a recipe of quantising, what it does not quantise is in `dtype`."""
+
+    max: Size
+    dtype: FloatType
+    quant: Annotated[str, AfterValidator(_check_recipe)] | None = None
+
+
 class PolicyKeys(Model):
     policy: Literal[1]
     parameters: Bounds | None = None
     kv_bytes_per_token: CacheBound | None = None
     memory: MemoryBound | None = None
+    weights: WeightsBound | None = None
     head_dims: Annotated[list[Positive], _SOME] | None = None
     placements: Annotated[list[Placement], _SOME] | None = None
     expect: (
@@ -126,6 +147,7 @@ class Policy:
             *self._parameters(model, graph),
             *self._kv(model, graph),
             *self._memory(model, graph),
+            *self._weights(model, graph),
             *self._head_dims(model),
             *self._placements(model),
             *self._expect(model),
@@ -183,6 +205,28 @@ class Policy:
             got=str(total),
             hint="computed as " + " + ".join(f"{name} {size:,}" for name, size in needed.items()),
             others=[self.place("memory")],
+        )
+
+    def _weights(self, model: Compiled, graph: Graph) -> Iterator[Finding]:
+        bound = self.keys.weights
+        if bound is None:
+            return
+        if bound.quant is None:
+            size = count_parameters(graph).total * BYTES[bound.dtype]
+            said = f"{count_parameters(graph).total:,} parameters of {BYTES[bound.dtype]} bytes"
+        else:
+            storage = model.storage(parse_quant(bound.quant), bound.dtype)
+            size, said = storage.bytes, " + ".join(f"{each.how} {each.bytes:,}" for each in storage.stored)
+        if size <= bound.max:
+            return
+        yield finding(
+            POLICY_WEIGHTS,
+            value_place(model.spec.tree, ("width",)),
+            f"the weights {'' if bound.quant is None else f'by the recipe {bound.quant} '}take {size:,} bytes",
+            expected=f"at most {bound.max:,}",
+            got=str(size),
+            hint=f"computed as {said}",
+            others=[self.place("weights", "max")],
         )
 
     def _head_dims(self, model: Compiled) -> Iterator[Finding]:

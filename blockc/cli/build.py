@@ -15,17 +15,19 @@ from blockc.cli.common import (
     NOTHING,
     USAGE,
     WRONG,
+    Quantised,
+    QuantisedBy,
     Quiet,
     Set,
     SpecPath,
     app,
     plain_line,
     print_findings,
+    read_recipe,
     require_path,
     stop,
 )
 from blockc.cli.terminal import Progress
-from blockc.graph.quant import parse_quant
 from blockc.graph.target import DEFAULT, CacheKind, Logits, Padding, Provider, Target
 
 NO_PATHS: list[Path] = []
@@ -110,11 +112,13 @@ def build(
             help="The side on which --ep cpu allows padding of a batch; right is a little faster, and what cuda does."
         ),
     ] = "any",
-    quant: Annotated[
-        str | None,
+    quant: Quantised = None,
+    quant_policy: QuantisedBy = None,
+    calibrate: Annotated[
+        Path | None,
         typer.Option(
-            metavar="RECIPE",
-            help="Store matrices in 4 or 8 bits: int8, int4 or int4:quality; int4:128 for blocks of 128.",
+            metavar="FILE",
+            help="A text on which scales are chosen, by the tokens of its beginning; by default drawn tokens.",
             show_default=False,
         ),
     ] = None,
@@ -142,6 +146,8 @@ def build(
         "--deep": deep,
         "--adapter": bool(adapter),
         "--quant": quant is not None,
+        "--quant-policy": quant_policy is not None,
+        "--calibrate": calibrate is not None,
     }
     if weights is None and (said := [flag for flag, on in of_weights.items() if on]):
         stop(USAGE, f"{said[0]} is for weights: give them with --weights PATH")
@@ -164,9 +170,8 @@ def build(
     if out == "":
         stop(USAGE, "--out is empty: name a folder, or say . for the one you are in")
     target = Target(ep, dtype or DEFAULT[ep], _parse_logits(logits), cache or "joined", padding=padding, opset=opset)
-    if quant is not None:
-        target = replace(target, quant=parse_quant(quant))
     model = api.compile(file, assignments)
+    target = replace(target, quant=read_recipe(quant, quant_policy, model))
     if weights != file:  # for a folder's own config.json, the build's notes have them
         print_findings(model.warnings)
     try:
@@ -182,6 +187,7 @@ def build(
                 products=products,
                 deep=deep,
                 adapters=[require_path(folder) for folder in adapter],
+                calibrate=None if calibrate is None else require_path(calibrate),
                 force=force,
                 progress=progress,
             )
@@ -193,6 +199,8 @@ def build(
         print(plain_line(note))
     for path in built.files:
         print(f"{path}  {path.stat().st_size:,} bytes")
+    for line in built.storage.lines if built.storage else ():
+        print(line)
     print(built.line)
 
 

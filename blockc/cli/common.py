@@ -16,6 +16,8 @@ from blockc.cli import terminal
 from blockc.cli.terminal import clean_lines, plain_line, say
 
 if TYPE_CHECKING:
+    from blockc.graph.quant import Quant
+    from blockc.pipeline.compiled import Compiled
     from blockc.source import Finding
 
 OK, WRONG, USAGE, ENVIRONMENT, INTERRUPTED = 0, 1, 2, 3, 130
@@ -114,6 +116,24 @@ SpecPath = Annotated[
         autocompletion=complete_spec,
     ),
 ]
+Quantised = Annotated[
+    str | None,
+    typer.Option(
+        "--quant",
+        metavar="RECIPE",
+        help="Store matrices in 4 or 8 bits: int8, int4 or int4:quality; int4:128 for blocks of 128.",
+        show_default=False,
+    ),
+]
+QuantisedBy = Annotated[
+    Path | None,
+    typer.Option(
+        "--quant-policy",
+        metavar="FILE",
+        help="Store matrices as this file says, pattern by pattern.",
+        show_default=False,
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings.")]
 NOTHING: list[str] = []
 
@@ -132,6 +152,21 @@ def stop(code: int, message: str) -> NoReturn:
     """Ends the command with a message of one or more lines."""
     say(message)
     raise typer.Exit(code)
+
+
+def read_recipe(quant: str | None, policy: Path | None, model: Compiled) -> Quant | None:
+    """The recipe of --quant or --quant-policy; None without either."""
+    if quant is not None and policy is not None:
+        stop(USAGE, "--quant and --quant-policy each say how matrices are stored: choose one")
+    if policy is not None:
+        from blockc import api
+
+        return api.quant_policy(policy, model)
+    if quant is None:
+        return None
+    from blockc.graph.quant import parse_quant
+
+    return parse_quant(quant)
 
 
 def require_path(path: Path) -> Path:

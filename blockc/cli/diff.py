@@ -18,7 +18,7 @@ def diff(
         list[Path],
         typer.Argument(
             metavar="A B",
-            help="Two spec files or names of specs; with --against, one.",
+            help="Two spec files, names of specs or folders of builds; with --against, one spec.",
             show_default=False,
             autocompletion=complete_spec,
         ),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from blockc.basics.floats import StorageType
-from blockc.cli.common import NOTHING, USAGE, Set, app, complete_spec, stop
+from blockc.cli.common import NOTHING, USAGE, Quantised, QuantisedBy, Set, app, complete_spec, read_recipe, stop
 from blockc.cli.terminal import adapt_drawing
 
 
@@ -31,7 +31,15 @@ def show(
         int | None, typer.Option(metavar="T", min=1, help="The number of tokens; by default the spec's context.")
     ] = None,
     batch: Annotated[int, typer.Option(metavar="B", min=1, help="The number of sequences.")] = 1,
-    dtype: Annotated[StorageType, typer.Option(help="The type of weights, cache and activations.")] = "bf16",
+    dtype: Annotated[
+        StorageType | None,
+        typer.Option(
+            help="The type of weights, cache and activations; by default bf16, with a recipe fp32 as built.",
+            show_default=False,
+        ),
+    ] = None,
+    quant: Quantised = None,
+    quant_policy: QuantisedBy = None,
     device_memory: Annotated[
         str | None, typer.Option(metavar="M", help="The memory of one device, such as 80GB or 80GiB.")
     ] = None,
@@ -43,7 +51,12 @@ def show(
     if sum((expanded, graph, as_json)) > 1:
         stop(USAGE, "--expanded, --graph and --json exclude each other: choose one")
     models = [api.compile(spec, assignments) for spec in specs]
-    figures = [api.figures(m, context=context, batch=batch, dtype=dtype, device_memory=device_memory) for m in models]
+    recipes = [read_recipe(quant, quant_policy, model) for model in models]
+    word = dtype or ("bf16" if recipes[0] is None else "fp32")
+    figures = [
+        api.figures(model, context=context, batch=batch, dtype=word, device_memory=device_memory, quant=recipe)
+        for model, recipe in zip(models, recipes, strict=True)
+    ]
     if as_json:
         data = [f.json() for f in figures]
         print(json.dumps(data[0] if len(data) == 1 else data, indent=2))

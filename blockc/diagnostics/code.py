@@ -16,7 +16,7 @@ class Code:
     `why` says what the code means and why it matters. The example `bad` gives the code, `good` gives no finding. Both
     are keys of a spec that replace those of examples.BASE. Bytes, and `bad` where `alone` is set, are the whole file.
     An example that starts with "$ " is a command line, with "layout:" a checkpoint layout, with "import:" a map of a
-    model type, with "{" a config.json, and with "policy:" a policy that BASE is checked against.
+    model type, with "{" a config.json, and with "policy:" or "blockc_quant:" a policy that BASE is held to.
     """
 
     name: str

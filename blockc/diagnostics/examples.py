@@ -19,7 +19,8 @@ norm: {type: rms, eps: 1e-5, placement: pre}
 head: {tied: true}
 expect: {layers: {layer: 2}}
 """
-OTHER_FILES = ("layout:", "policy:", "import:", "{")  # how an example begins that is no spec: { a config.json
+# How an example begins that is no spec: { a config.json.
+OTHER_FILES = ("layout:", "policy:", "blockc_quant:", "import:", "{")
 
 
 def example_file(code: Code, example: str | bytes) -> bytes:

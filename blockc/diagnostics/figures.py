@@ -1,6 +1,6 @@
 """BLC3xx: what a spec expects of itself, and what others expect of it.
 
-From 310 on, those others are a policy.
+From 310 on, those others are a policy; from 320 on, a policy of quantising.
 """
 
 from __future__ import annotations
@@ -68,4 +68,30 @@ POLICY_EXPECT = error(
     "A figure of expect is seen in review, and keeps a change of sizes from going unseen.",
     bad="policy: 1\nexpect: [parameters]\n",
     good="policy: 1\nexpect: [layers]\n",
+)
+POLICY_WEIGHTS = error(
+    "BLC316",
+    "more bytes of weights than the policy allows",
+    "A file of weights must fit where it is sent and loaded. The bytes are those of all parameters in the policy's "
+    "dtype, with its recipe of quantising where it names one: codes, scales, and what stays in floats.",
+    bad="policy: 1\nweights: {max: 100KiB, dtype: fp32, quant: int8}\n",
+    good="policy: 1\nweights: {max: 200KiB, dtype: fp32, quant: int8}\n",
+)
+
+QUANT_UNMATCHED = error(
+    "BLC320",
+    "a pattern that matches no matrix",
+    "In a policy of quantising a pattern is the name of what reads a matrix or a part of it between dots, with * for "
+    "any characters. One that matches nothing is a misspelt one, or meant for another model: the matrices that "
+    "it should name would be stored as a later pattern says.",
+    bad='blockc_quant: 1\nmatrices: {dwon: int8, "*": int4}\n',
+    good='blockc_quant: 1\nmatrices: {down: int8, "*": int4}\n',
+)
+QUANT_SHADOWED = error(
+    "BLC321",
+    "a pattern that comes too late",
+    "Patterns go from first to last, and the first that matches a matrix says how it is stored. A tied table is one "
+    "matrix, which both embedding and head name.",
+    bad='blockc_quant: 1\nmatrices: {"*": int4, head: int8}\n',
+    good='blockc_quant: 1\nmatrices: {head: int8, "*": int4}\n',
 )

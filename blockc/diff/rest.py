@@ -56,6 +56,26 @@ def _ratio(before: int, after: int) -> str:
     return f"x {after / before:.4g}" if before else ""
 
 
+def compare_storage(a: Side, b: Side) -> list[Change]:
+    """How matrices are stored, and the bytes of all weights, where a side is a build.
+
+    A side that is a spec alone is compared in the other's float type.
+    """
+    left, right = (side.target or other.target for side, other in ((a, b), (b, a)))
+    if left is None or right is None:
+        return []
+    before, after = a.stored(left.dtype), b.stored(right.dtype)
+    changes: list[Change] = []
+    if left.quant != right.quant or (a.target is None) != (b.target is None):
+        both = [path for path in before if path in after and before[path] != after[path]]
+        note = "how it is stored"
+        changes = fold(Change("CHECKPOINT", path, before[path], after[path], note) for path in both)
+    sizes = a.weights(left.dtype), b.weights(right.dtype)
+    if sizes[0] != sizes[1]:
+        changes.append(Change("COST", "bytes of weights", f"{sizes[0]:,}", f"{sizes[1]:,}", f"{_ratio(*sizes)}"))
+    return changes
+
+
 # Text
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from blockc.basics.floats import FloatType, format_of
+from blockc.graph.target import Target
 from blockc.ir import Function, Node, callee_of, is_call, layers_of, parameters_of
 from blockc.language.algebra import Leaf, canonical_form, leaves_of
 from blockc.language.parts import PARTS
@@ -23,11 +25,24 @@ TOP = ("vocab", "width", "context", "embedding", "positions", "head")  # keys of
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """A spec's text and its model."""
+    """A spec's text and its model; of a build's folder also what it is built for."""
 
     file: str
     text: bytes
     model: Compiled
+    target: Target | None = None  # of a build's folder
+
+    def stored(self, dtype: FloatType) -> dict[str, str]:
+        """How each matrix that a recipe may quantise is stored, by path; in floats as `dtype`."""
+        quant = self.target.quant if self.target else None
+        chosen = {path: quant.blocks_for(names) if quant else None for path, names in self.model.readers.items()}
+        return {path: str(blocks or dtype) for path, blocks in chosen.items()}
+
+    def weights(self, dtype: FloatType) -> int:
+        """Bytes of all weights, those in floats as `dtype`."""
+        if self.target is not None and self.target.quant is not None:
+            return self.model.storage(self.target.quant, dtype).bytes
+        return sum(format_of(param.dtype, dtype).size(param.size) for param in parameters_of(self.function).values())
 
     @property
     def function(self) -> Function:

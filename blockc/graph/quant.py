@@ -61,6 +61,11 @@ class Quant:
         stars = ((i, word) for i, (word, _) in enumerate(self.rules) if "*" in word)
         return tuple((i, re.compile(_any(word))) for i, word in stars)
 
+    @property
+    def calibrates(self) -> bool:
+        """Whether the model is run to choose scales: those of 4 bits alone are chosen so."""
+        return self.scales == "calibrated" and any(blocks and blocks.bits == 4 for _, blocks in self.rules)
+
     def blocks_for(self, readers: Iterable[str]) -> Blocks | None:
         """How a matrix is stored that these nodes read."""
         places: list[int] = []

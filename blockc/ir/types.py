@@ -9,7 +9,7 @@ from blockc.basics.errors import BlockcError
 from blockc.ir.dims import Dim, dim
 from blockc.source import Place
 
-Dtype = Literal["float", "float32", "int", "int32", "int8", "uint8", "bool"]
+Dtype = Literal["float", "float32", "int", "int32", "int8", "int4", "uint8", "bool"]
 
 
 class GraphError(BlockcError):

@@ -69,7 +69,8 @@ def oldest_release(target: Target) -> str:
     opset = target.opset or (BUFFERED if target.cache == "buffer" else USUAL)
     last = [] if target.logits == "all" else [OLDEST_LAST]
     half = [] if target.dtype == "fp32" else [OLDEST_HALF]
-    return max((OLDEST[opset], *last, *half), key=parse_release)
+    quant = [OLDEST_OWN] if target.quant else []  # in earlier ones DequantizeLinear in blocks was not tried
+    return max((OLDEST[opset], *last, *half, *quant), key=parse_release)
 
 
 def opset_for(target: Target, version: str) -> int | None:

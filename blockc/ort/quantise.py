@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blockc.graph.quant import Quant
-from blockc.ir import Blocks, Function, Node, Param, Value, node, transform
+from blockc.ir import Blocks, Function, Node, Param, Value, expect, node, transform
 from blockc.ir.derive import Derivation, PassResult
 from blockc.ops import Embed, Linear
+from blockc.ops.columns import ColumnEmbed, ColumnLinear, derivations_of
 from blockc.ort.ops import BlockEmbed, BlockLinear, BlockSums
 from blockc.ort.ops.blocks import tensors_of
 
@@ -18,13 +19,10 @@ class QuantiseMatrices:
     """Takes any flat function. A matrix that is tied is stored once, by the first rule for any of its readers."""
 
     quant: Quant
+    portable: bool = False  # in standard ONNX, not in a provider's own operators
 
     def __call__(self, function: Function, /) -> PassResult:
-        readers: dict[str, list[str]] = {}
-        for n in function.nodes:
-            if isinstance(n.op, Embed | Linear):
-                readers.setdefault(n.params[0].name, []).append(n.name)
-        chosen = {path: self.quant.blocks_for(names) for path, names in readers.items()}
+        chosen = {path: self.quant.blocks_for(names) for path, names in find_readers(function).items()}
         derived: dict[str, Derivation] = {}
         sums: dict[tuple[Value, int], Value] = {}
 
@@ -32,6 +30,8 @@ class QuantiseMatrices:
             if not isinstance(n.op, Embed | Linear) or not (blocks := chosen[n.params[0].name]):
                 return None
             weight, *others = n.params
+            if self.portable:
+                return _in_columns(n, inputs, blocks, derived)
             if isinstance(n.op, Embed):
                 op: BlockEmbed | BlockLinear = BlockEmbed(n.op.rows, n.op.width, blocks)
             else:
@@ -41,6 +41,31 @@ class QuantiseMatrices:
             return node(op, *inputs, name=n.name, params=[*params, *others], place=n.place)
 
         return PassResult(transform(function, rule), derived)
+
+
+def find_readers(function: Function) -> dict[str, list[str]]:
+    """The matrices of a flat function, with the names of the nodes that read each."""
+    readers: dict[str, list[str]] = {}
+    for n in function.nodes:
+        if isinstance(n.op, Embed | Linear):
+            readers.setdefault(n.params[0].name, []).append(n.name)
+    return readers
+
+
+def _in_columns(n: Node, inputs: tuple[Value, ...], blocks: Blocks, derived: dict[str, Derivation]) -> Node:
+    """The node on codes and scales that standard operators read."""
+    expect(not blocks.lows, f"{n.name} without a provider", "blocks without lows", blocks)
+    (weight, *others), params = n.params, list[Param]()
+    for tensor, derivation in derivations_of(weight, blocks).items():
+        param = derivation.param_of(f"{weight.name.rpartition('.')[0]}.{tensor}", {weight.name: weight})
+        derived[param.name] = derivation
+        params.append(param)
+    if isinstance(n.op, Embed):
+        op: ColumnEmbed | ColumnLinear = ColumnEmbed(n.op.rows, n.op.width, blocks)
+    else:
+        assert isinstance(n.op, Linear)
+        op = ColumnLinear(n.op.inputs, n.op.outputs, blocks, n.op.bias)
+    return node(op, *inputs, name=n.name, params=[*params, *others], place=n.place)
 
 
 def _derive_params(op: BlockEmbed | BlockLinear, weight: Param, derived: dict[str, Derivation]) -> Sequence[Param]:

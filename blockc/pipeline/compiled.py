@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,19 @@ from blockc.diagnostics.graph import GRAPH
 from blockc.diagnostics.words import OUT_OF_RANGE
 from blockc.graph.build import build_graph
 from blockc.graph.contract import Contract, contract_of
+from blockc.graph.quant import Quant
 from blockc.graph.target import Target
 from blockc.ir import Array, Function, GraphError, Node, Param, Sides, functions_of, parameters_of, render_function
 from blockc.ir.derive import Derivations, Pass, PassResult, SkippedNode, add_derived
 from blockc.language.algebra import Decoder, elaborate, find_term_faults
 from blockc.language.parts.numbers import LARGEST_INT
 from blockc.language.spec import Spec, SpecFaults, from_tree, resolve_to_yaml
+from blockc.ops import Embed
+from blockc.ort.ops import BlockEmbed
+from blockc.ort.quantise import QuantiseMatrices, find_readers
 from blockc.passes import verify_graph, with_cache
 from blockc.pipeline.recipes import FLAT, apply_pass, recipe_for
+from blockc.report.storage import Storage, measure_storage
 from blockc.source import Finding, MappingNode, SpecError, finding, key_place
 
 if TYPE_CHECKING:
@@ -79,6 +84,16 @@ class Compiled:
     def unfused(self, target: Target) -> tuple[SkippedNode, ...]:
         """The nodes that the target's passes left unfused, and why."""
         return self.run_recipe(target).skipped
+
+    def storage(self, quant: Quant, dtype: FloatType) -> Storage:
+        """The bytes of the weights by a recipe, what stays in floats being in `dtype`."""
+        made = self._run((*FLAT, QuantiseMatrices(quant)))
+        return measure_storage(quant.name, self.served, made, dtype, lambda n: isinstance(n.op, Embed | BlockEmbed))
+
+    @property
+    def readers(self) -> Mapping[str, Sequence[str]]:
+        """The names of the nodes that read a matrix, by its path: of matrices that a recipe can quantise."""
+        return find_readers(self.graph)
 
     def refuses(self, target: Target, copied: bool | None = None) -> str:
         """Why the model has no graph of a target; empty if it has. `copied`: whether its weights are copied."""

@@ -56,7 +56,7 @@ def _use_buffer(target: Target) -> tuple[Pass, ...]:
 
 
 def _quantise(target: Target) -> tuple[Pass, ...]:
-    return (QuantiseMatrices(target.quant),) if target.quant else ()
+    return (QuantiseMatrices(target.quant, target.provider is None),) if target.quant else ()
 
 
 def _join_matrices(target: Target) -> tuple[Pass, ...]:

@@ -25,8 +25,6 @@ def why_refused(model: Compiled, target: Target, copied: bool | None = None) -> 
         return f"context {model.spec.top.context}: positions in a graph for CUDA are below {CUDA_CONTEXT}"
     if target.provider == "cuda" and any(side.grows for side in model.sides):
         return NO_DYNAMIC
-    if target.quant and target.provider is None:
-        return "quant is for onnxruntime's own operators: give a provider too"
     if target.quant and target.quant.level != 4:
         return NO_LEVEL
     if target.quant and copied is False:

@@ -24,7 +24,7 @@ from blockc.graph.target import Target
 from blockc.ir import parameters_of
 from blockc.language.spec import load
 from blockc.ort.kernels import COMPUTES
-from blockc.pipeline.compiled import Compiled, compile_spec
+from blockc.pipeline.compiled import PORTABLE, Compiled, compile_spec
 from blockc.products.manifest import (
     MANIFEST,
     MODEL,
@@ -69,11 +69,16 @@ MAX_MODEL = 1 << 31  # bytes of model.onnx; as many as the format allows
 RUNNABLE = 30_000_000  # most parameters of a build whose own files are run; a larger build runs its twin
 
 
-def texts(model: Compiled) -> dict[str, str]:
-    """The texts of a build that depend on the spec alone: no versions, times, measured errors or options."""
+def texts(model: Compiled, target: Target = PORTABLE) -> dict[str, str]:
+    """The texts of a build that depend on the spec alone: no versions, times, measured errors or options.
+
+    Only for quantised weights the report has their bytes too, by the target's recipe.
+    """
     from blockc.report import make_report
 
     figures = make_report(model.spec, model.decoder, model.function).json()
+    if target.quant is not None:
+        figures["storage"] = model.storage(target.quant, target.dtype).json()
     figures["onnx_nodes"] = {
         name: model.count_nodes(target) for name, target in COUNTED.items() if not model.refuses(target)
     }
@@ -118,13 +123,19 @@ def refuse_place(out: Path, weights: Path | None) -> None:
 
 
 def prepare_output(
-    model: Compiled, out: Path, plan: WeightPlan | None, proof: bool, products: Sequence[Product], force: bool = False
+    model: Compiled,
+    out: Path,
+    plan: WeightPlan | None,
+    proof: bool,
+    products: Sequence[Product],
+    force: bool = False,
+    target: Target = PORTABLE,
 ) -> OutputFolder:
     """The output folder of a build, with the files that are known before anything is proved or packed.
 
     Raises FolderError if files would be lost.
     """
-    coming: dict[str, bytes | Path | None] = {name: text.encode() for name, text in texts(model).items()}
+    coming: dict[str, bytes | Path | None] = {name: text.encode() for name, text in texts(model, target).items()}
     coming |= dict.fromkeys([MODEL, *([PROOF] if proof else []), *(name for each in products for name in each.names)])
     if plan is not None:
         coming |= plan.checkpoint.companions
@@ -153,7 +164,8 @@ def write_build(
     With `deep`, the manifest gets the digest of each linked tensor, and codes are compared with the weights. Raises
     FolderError if files would be lost.
     """
-    output = out if isinstance(out, OutputFolder) else prepare_output(model, out, plan, proof is not None, products)
+    proved = proof is not None
+    output = out if isinstance(out, OutputFolder) else prepare_output(model, out, plan, proved, products, False, target)
     files = {name: data for name in TEXTS if isinstance(data := output.coming[name], bytes)}
     if proof is not None:
         files[PROOF] = dump_json(proof.data())
@@ -279,7 +291,7 @@ def check_build(folder: Path, deep: bool = False, progress: Progress = no_progre
     onnx = read_bounded(folder / MODEL, MAX_MODEL)
     _refuse_foreign_data(folder, manifest, onnx)
     model = compile_spec(load(folder / SPEC))
-    unlike = [name for name, text in texts(model).items() if digest(text.encode()) != manifest.files[name]]
+    unlike = [name for name, text in texts(model, target).items() if digest(text.encode()) != manifest.files[name]]
     unlike += [f"{MANIFEST}: {key}" for key in _find_misstated(manifest, model, onnx)]
     unlike += [] if unlike else _find_unlike_products(folder, manifest, model)
     if unlike:

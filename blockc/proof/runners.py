@@ -17,6 +17,7 @@ import numpy as np
 from blockc.graph import interp
 from blockc.graph.contract import MASK, Contract, contract_of
 from blockc.ir import Array, Function, parameters_of
+from blockc.ir.columns import pack_halves
 from blockc.ir.derive import Derivation, Derivations, add_derived
 from blockc.proof.cases import Case
 from blockc.proof.feeding import feeds_of, numpy_dtype, run_in_chunks
@@ -180,7 +181,7 @@ class Onnx:
         derived: Derivations | None = None,
     ) -> None:
         self.bytes, self.function, self.name, self.dtype, self.derived = model, function, name, dtype, derived or {}
-        self.contract = contract_of(function)
+        self.contract, self.narrow = contract_of(function), False
 
     @cached_property
     def session(self) -> Any:
@@ -188,9 +189,10 @@ class Onnx:
         return open_session(self.bytes)
 
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
+        given, held = add_derived(params, self.derived), parameters_of(self.function)
+        self._hold_narrow({name: given[name] for name, param in held.items() if param.dtype == "int4"})
         session = open_session(_expose_values(self.bytes)) if trace else self.session
         wanted = {i.name for i in session.get_inputs()}
-        given, held = add_derived(params, self.derived), parameters_of(self.function)
         fixed = {
             name: np.asarray(given[name], numpy_dtype(param.dtype, self.dtype))
             for name, param in held.items()
@@ -206,6 +208,21 @@ class Onnx:
             return outputs
 
         return Answer(run_in_chunks(self.contract, case, call, np.dtype(self.dtype)), None, values)
+
+    def _hold_narrow(self, numbers: Mapping[str, Array]) -> None:
+        """Puts parameters of 4 bits into the graph: NumPy has no such numbers to feed. All runs have the same."""
+        if self.narrow or not numbers:
+            return
+        import onnx
+
+        proto = onnx.load_from_string(self.bytes)
+        for value in [value for value in proto.graph.input if value.name in numbers]:
+            proto.graph.input.remove(value)
+            array = numbers[value.name]
+            made = onnx.TensorProto(name=value.name, data_type=onnx.TensorProto.INT4, dims=array.shape)
+            made.raw_data = pack_halves(array).tobytes()
+            proto.graph.initializer.append(made)
+        self.bytes, self.narrow = proto.SerializeToString(), True
 
 
 def open_session(model: bytes) -> Any:

@@ -14,7 +14,7 @@ import yaml
 
 from blockc.language.algebra import Decoder, canonical_form
 from blockc.language.spec import Spec
-from blockc.report import Block, LayerSizes, Report
+from blockc.report import Block, LayerSizes, Report, Storage
 from blockc.report.drawing import draw_block
 from blockc.report.expect import count_layers, group_by_size
 
@@ -31,6 +31,7 @@ def report_text(spec: Spec, decoder: Decoder, report: Report) -> str:
         drawn = _indent(draw_block(_layer_term(decoder, block)))
         parts += [_block_title(block, report), drawn, _legend_text(block), _matrices_text(block)]
     parts += [_parameters_text(report), _flops_text(report), _memory_text(report)]
+    parts += [] if report.storage is None else [_storage_text(report.storage, report)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -188,6 +189,25 @@ def _memory_text(report: Report) -> str:
     shown = [(name, f"{n:,}", format_size(n), format_binary_size(n), note) for name, n, note in lines]
     title = f"Memory: bytes in {report.dtype} at a context of {report.context:,} and batch {report.batch:,}"
     return _section(title, shown, "<>>><")
+
+
+def _storage_text(storage: Storage, report: Report) -> str:
+    """The weights by how they are stored, and what a decode step reads of them."""
+    head = ("", "tensors", "codes", "scales", "lows", "bytes", "", "bits a number")
+    body = [
+        (each.how, f"{each.tensors:,}", f"{each.codes:,}", f"{each.scales:,}", f"{each.lows:,}", f"{each.bytes:,}",
+         format_size(each.bytes), f"{8 * each.bytes / each.numbers:.4g}")
+        for each in storage.stored
+    ]  # fmt: skip
+    numbers, cache = sum(each.numbers for each in storage.stored), report.kv_cache.bytes.ring_buffer
+    step = storage.read + cache
+    for name, size, note in (
+        ("all", storage.bytes, f"{8 * storage.bytes / numbers:.4g}"),
+        ("read in a decode step", storage.read, ""),
+        ("  with the cache", step, f"at {report.context:,} tokens"),
+    ):
+        body.append((name, "", "", "", "", f"{size:,}", format_size(size), note))
+    return _section(f"Weights by the recipe {storage.recipe}", [head, *body], "<>>>>>>>")
 
 
 def _devices_text(report: Report) -> str:

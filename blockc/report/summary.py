@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from blockc.basics.errors import UsageError
@@ -16,6 +16,7 @@ from blockc.report.figures import Flops, Parameters, count_flops, count_paramete
 from blockc.report.graph import Graph
 from blockc.report.matrices import Block, blocks_of
 from blockc.report.memory import CacheReport, Memory, measure_activations, measure_cache
+from blockc.report.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Report:
     flops: Flops
     memory: Memory
     matrices: tuple[Block, ...]
+    storage: Storage | None = None  # of quantised weights
 
     def __repr__(self) -> str:
         held = f"{self.parameters.total:,} parameters, {self.memory.weights:,} bytes in {self.dtype}"
@@ -56,7 +58,10 @@ class Report:
         return BYTES[self.dtype]
 
     def json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without `storage` unless weights are quantised."""
+        own = asdict(replace(self, storage=None))
+        del own["storage"]
+        return own if self.storage is None else {**own, "storage": self.storage.json()}
 
 
 def make_report(
@@ -68,8 +73,12 @@ def make_report(
     batch: int = 1,
     dtype: str = "bf16",
     device_memory: int | None = None,
+    storage: Storage | None = None,
 ) -> Report:
-    """Takes the function as `build` gives it. Raises UsageError for a size below 1 or a dtype of no known size."""
+    """Takes the function as `build` gives it. Raises UsageError for a size below 1 or a dtype of no known size.
+
+    `storage` has the bytes of quantised weights, in place of `dtype` for every parameter.
+    """
     context = decoder.context if context is None else context
     for name, size in (("context", context), ("batch", batch), ("device_memory", device_memory)):
         if size is not None and size < 1:
@@ -78,7 +87,7 @@ def make_report(
         raise UsageError(f"must be one of {', '.join(BYTES)}, got {dtype}", "dtype")
     graph, number = Graph(function, decoder.kinds), BYTES[dtype]
     counted, kept = count_parameters(graph), measure_cache(graph, number, context, batch)
-    weights = counted.total * number
+    weights = counted.total * number if storage is None else storage.bytes
     return Report(
         name=spec.name,
         depth=len(decoder.layers),
@@ -101,6 +110,7 @@ def make_report(
             devices=None if device_memory is None else -(-weights // device_memory),
         ),
         matrices=blocks_of(graph),
+        storage=storage,
     )
 
 

@@ -13,6 +13,7 @@ from blockc.basics.jsonfile import FileError, read_bounded, read_json_object, re
 from blockc.runtime.opening import SessionError
 from blockc.weights.special import FILES, GENERATION, TOKENIZER, TOKENS, SpecialError, special_ids, special_token
 
+TOKENIZER_FILE = "tokenizer.json"
 MAX_TOKENIZER = 1 << 28  # bytes
 
 _SPECIAL = ("bos", "eos", "unk", "pad")
@@ -29,9 +30,7 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path, vocab: int | None = None) -> None:
-        self.known: Any = _read_tokenizer(folder / "tokenizer.json")
-        self.known.no_truncation()
-        self.known.no_padding()
+        self.known: Any = _read_tokenizer(folder / TOKENIZER_FILE)
         files = {name: optional_object(folder / name) for name in FILES}
         try:
             self.stop = special_ids("eos", files, self.known.token_to_id, vocab, folder)
@@ -100,8 +99,6 @@ _LETTERS = dict(_letters())
 
 
 def _read_tokenizer(path: Path) -> Any:
-    import tokenizers
-
     try:
         data = read_bounded(path, MAX_TOKENIZER)
     except FileNotFoundError:
@@ -111,10 +108,20 @@ def _read_tokenizer(path: Path) -> Any:
         ) from None
     except (FileError, OSError) as error:
         raise SessionError(reason_of(path, error)) from None
+    return parse_tokenizer(data, str(path))
+
+
+def parse_tokenizer(data: bytes, name: str) -> Any:
+    """The bytes of tokenizer.json as the package's object, which cuts no text. Raises SessionError."""
+    import tokenizers
+
     try:
-        return tokenizers.Tokenizer.from_buffer(data)
+        known = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # what the package raises has no type of its own
-        raise SessionError(f"{path}: not a tokenizer: {error}") from None
+        raise SessionError(f"{name}: not a tokenizer: {error}") from None
+    known.no_truncation()
+    known.no_padding()
+    return known
 
 
 def _decoder_steps(decoder: Any) -> Iterator[str]:

@@ -28,6 +28,7 @@ from blockc.basics.errors import CheckpointError, shorten
 from blockc.basics.floats import FLOATS, INTEGERS, FloatType, float_of, format_of
 from blockc.basics.progress import Progress, no_progress
 from blockc.ir import Array, Function, Param, parameters_of
+from blockc.ir.columns import pack_halves
 from blockc.ir.derive import Derivation, Derivations, Join, PassResult, Reshape
 from blockc.layouts import Item, Layout, load_layout
 from blockc.weights.adapter import Adapter, Delta, deltas_of
@@ -177,7 +178,7 @@ def place_packed(params: Mapping[str, Param], dtype: FloatType, made: PassResult
     for run in (*runs, *((path,) for path in made.derived if path not in laid and path not in views)):
         for path in run:
             shape, number = sizes[path].shape, format_of(sizes[path].dtype, dtype)
-            length = math.prod(shape) * number.bytes
+            length = number.size(math.prod(shape))
             placed[path] = Reference(DATA, end, length, number.safetensors, shape)
             end += length
         end += -end % PAGE
@@ -436,6 +437,8 @@ def _read_checked(sources: Mapping[str, ParameterSource], path: str, bad: dict[s
 
 def _convert(piece: Array, dtype: str, own: FloatType) -> Array:
     """Numbers of a graph's dtype as stored in a model whose float type is `own`."""
+    if dtype == "int4":
+        return pack_halves(piece)
     if dtype in INTEGERS:
         return np.ascontiguousarray(piece, INTEGERS[dtype].numpy)
     return narrow(piece, float_of(dtype, own))

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from blockc.ir import Array, Blocks
+from blockc.ir.columns import Columns, Turn
 from blockc.ir.derive import Derivation, Join, Quantise, Reshape
 
 PIECE = 1 << 20  # numbers that a thread quantises before it hands them on
@@ -46,6 +47,10 @@ class Quantiser:
                 yield from self._codes(path, blocks)
             case Quantise((str(path),), tensor, blocks):
                 yield from self._of_blocks(path, blocks, tensor)
+            case Columns((Derivation() as source,)):
+                yield from derivation.pieces(self.pieces(source))
+            case Turn((Derivation() as source,)):
+                yield derivation.numpy(np.concatenate(list(self.pieces(source))))
             case Reshape((Derivation() as source,)):
                 yield from self.pieces(source)
             case Join(sources, 0):

@@ -20,12 +20,13 @@ from blockc.cli import app, run_guarded
 from blockc.diagnostics import CODES, GROUPS, Code
 from blockc.diagnostics.examples import BASE, change_base, example_file
 from blockc.diagnostics.pages import code_entry, code_list
+from blockc.graph.quantpolicy import read_quant_policy
 from blockc.graph.target import Target
 from blockc.importing import import_config
 from blockc.importing.maps import read_map
 from blockc.language.spec import from_tree
 from blockc.layouts import read_layout
-from blockc.pipeline.compiled import compile_spec
+from blockc.pipeline.compiled import compile_spec, compile_tree
 from blockc.source import Finding, SpecError, find_ignores, parse
 from tests.bad.renew import FURTHER, HERE, PAGE, frozen, of_a_file, page, said, texts
 from tests.spec_text import mark
@@ -50,6 +51,9 @@ def found_in(code: Code, example: str | bytes, folder: Path, capsys: pytest.Capt
     text = example_file(code, example)
     if text.startswith(b"policy:"):
         return names(api.check_text(BASE.encode(), "s.yaml", policy=read_policy(text, "p.yaml")))
+    if text.startswith(b"blockc_quant:"):
+        model = compile_tree(parse(BASE.encode(), "s.yaml"))
+        return names(tuple(read_quant_policy(text, "q.yaml").misfits(model.readers)))
     if not text.startswith((b"layout:", b"import:", b"{")):
         return names(check(text))
     try:

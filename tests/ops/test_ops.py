@@ -51,6 +51,7 @@ from blockc.ops import (
 )
 from blockc.ops.base import Activation, Elementwise
 from blockc.ops.buffer import BUFFER
+from blockc.ops.columns import COLUMNS
 from blockc.ort.ops import FUSED
 from blockc.weights.rules import random_parameters
 from tests.paths import ROOT
@@ -178,14 +179,14 @@ def test_every_op_is_listed_with_samples_of_its_own() -> None:
         return {cls}.union(*(below(c) for c in cls.__subclasses__()))
 
     defined = {op for op in below(Op) if op.__module__.startswith(("blockc.ops", "blockc.ort"))}
-    assert defined - {Elementwise, Activation} == {*ALL, *FUSED, *BUFFER}
+    assert defined - {Elementwise, Activation} == {*ALL, *FUSED, *BUFFER, *COLUMNS}
     assert len(ALL) == len(set(ALL))
-    for op in (*ALL, *FUSED, *BUFFER):
+    for op in (*ALL, *FUSED, *BUFFER, *COLUMNS):
         assert op.samples()
         assert all(type(sample.op) is op for sample in op.samples())
 
 
-@pytest.mark.parametrize("op", [*ALL, *FUSED, *BUFFER], ids=lambda op: op.__name__)
+@pytest.mark.parametrize("op", [*ALL, *FUSED, *BUFFER, *COLUMNS], ids=lambda op: op.__name__)
 def test_an_op_says_its_mathematics_first_and_depends_on_few_things(op: type[Op]) -> None:
     first = (op.__doc__ or "").splitlines()[0]
     assert not first.startswith(f"{op.__name__}("), "the docstring is the one that dataclass writes"
