@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blockc.api.calibrating import read_rows, too_few
+from blockc.api.carrying import carry_codes
 from blockc.api.models import compile, twin  # noqa: A004
 from blockc.basics.distribution import require_packages
 from blockc.basics.errors import BlockcError, UsageError
@@ -66,6 +67,7 @@ def build(
     deep: bool = False,
     adapters: Sequence[Path | str] = (),
     calibrate: Path | str | None = None,
+    dequantise: bool = False,
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Built:
@@ -83,6 +85,9 @@ def build(
     With a recipe of quantising in `target`, scales that it wants calibrated are chosen on drawn tokens, or on the first
     tokens of the text in `calibrate`.
 
+    A checkpoint that holds codes, as most GGUF files, keeps them in a graph for a provider: `target.quant` is made of
+    it. With `dequantise` the weights are floats, or are quantised anew where `target.quant` says how.
+
     `target` says what model.onnx is for: any runtime, or a provider of onnxruntime in its own operators; its float
     type; which logits it returns; and how it keeps its cache. `products` names runtimes whose files are added, such as
     genai; raises ProductError if one of them would not load the folder. During the proof and while weights are read,
@@ -92,7 +97,13 @@ def build(
     no build writes is never touched.
     """
     if weights is None:
-        idle = {"mode": mode is not None, "deep": deep, "adapters": adapters, "calibrate": calibrate is not None}
+        idle = {
+            "mode": mode is not None,
+            "deep": deep,
+            "adapters": adapters,
+            "calibrate": calibrate is not None,
+            "dequantise": dequantise,
+        }
         _refuse_idle(idle)
     if calibrate is not None and not (target.quant and target.quant.calibrates):
         raise UsageError("is for scales that are calibrated: give a recipe that has such, as int4 has", "calibrate")
@@ -115,6 +126,9 @@ def build(
             raise folder.FolderError(NO_LINK)
         mode = "pack"
     planned = None if weights is None else _plan(model, Path(weights), mode, target, adapters)
+    carried: tuple[str, ...] = ()
+    if planned is not None:
+        target, carried = carry_codes(model, target, planned, dequantise)
     if planned is not None and planned.mode == "pack" and target.provider is not None:
         target = replace(target, packed=True)
     if planned is not None:
@@ -130,6 +144,7 @@ def build(
     notes = (
         *written.notes,
         *few,
+        *carried,
         *_untested_notes(target),
         *_unfused_notes(model, target),
         *_product_notes(wanted, model, target),

@@ -122,6 +122,10 @@ def build(
             show_default=False,
         ),
     ] = None,
+    dequantise: Annotated[
+        bool,
+        typer.Option("--dequantise", help="Make floats of weights that are codes, as in most GGUF files."),
+    ] = False,
     products: Annotated[
         list[str],
         typer.Option(
@@ -148,6 +152,7 @@ def build(
         "--quant": quant is not None,
         "--quant-policy": quant_policy is not None,
         "--calibrate": calibrate is not None,
+        "--dequantise": dequantise,
     }
     if weights is None and (said := [flag for flag, on in of_weights.items() if on]):
         stop(USAGE, f"{said[0]} is for weights: give them with --weights PATH")
@@ -188,6 +193,7 @@ def build(
                 deep=deep,
                 adapters=[require_path(folder) for folder in adapter],
                 calibrate=None if calibrate is None else require_path(calibrate),
+                dequantise=dequantise,
                 force=force,
                 progress=progress,
             )

@@ -27,14 +27,15 @@ import numpy as np
 from blockc.basics.errors import CheckpointError, shorten
 from blockc.basics.floats import FLOATS, INTEGERS, FloatType, float_of, format_of
 from blockc.basics.progress import Progress, no_progress
-from blockc.ir import Array, Function, Param, parameters_of
+from blockc.ir import Array, Blocks, Function, Param, parameters_of
 from blockc.ir.columns import pack_halves
 from blockc.ir.derive import Derivation, Derivations, Join, PassResult, Reshape
 from blockc.layouts import Item, Layout, load_layout
 from blockc.weights.adapter import Adapter, Delta, deltas_of
 from blockc.weights.calibration import calibrate
+from blockc.weights.carry import Encoded, carried_blocks, coding_of, row_order
 from blockc.weights.checkpoint import Checkpoint, Tensor
-from blockc.weights.quantise import Quantiser
+from blockc.weights.quantise import Codes, Quantiser
 from blockc.weights.rules import (
     Match,
     Rule,
@@ -101,6 +102,20 @@ class ParameterSource:
             done += piece.size
         assert whole is not None and done == whole.size
         return whole.reshape(shape)
+
+    @property
+    def coding(self) -> str:
+        """The checkpoint's word for the codes that it has of the parameter; empty for floats."""
+        return coding_of(self.tensor)
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The blocks in which `codes` gives the checkpoint's own codes; None where there are none, or changed ones."""
+        return None if self.deltas else carried_blocks(self.tensor, self.rule)
+
+    def codes(self) -> Iterator[Codes]:
+        assert isinstance(self.tensor, Encoded)
+        return self.tensor.codes(row_order(self.rule, self.part))
 
 
 @dataclass(frozen=True)
@@ -400,7 +415,8 @@ def _write_packed(plan: WeightPlan, path: Path, bad: dict[str, str], progress: P
         read = partial(_read_source, plan.sources, bad=bad)
         widths = {path: param.shape[-1] for path, param in plan.params.items() if param.shape}
         rows, hold = partial(_read_checked, plan.sources, bad=bad), partial(round_to, dtype=plan.dtype)
-        quantiser = Quantiser(rows, read, widths, plan.importance, hold=hold)
+        codes = partial(_read_codes, plan.sources, bad=bad)
+        quantiser = Quantiser(rows, read, widths, plan.importance, hold=hold, carried=codes)
         for param, reference in plan.packed.items():
             data.put(bytes(reference.offset - data.end))
             if param in plan.result.derived:
@@ -433,6 +449,21 @@ def _read_checked(sources: Mapping[str, ParameterSource], path: str, bad: dict[s
         if source.rule.dtype not in INTEGERS:
             _check_range(source.name, largest(piece), "fp32", bad)
         yield piece
+
+
+def _read_codes(
+    sources: Mapping[str, ParameterSource], path: str, blocks: Blocks, bad: dict[str, str]
+) -> Iterator[Codes] | None:
+    """The checkpoint's own codes, if they are in these blocks."""
+    source = sources[path]
+    return _check_codes(source, blocks, bad) if source.blocks == blocks else None
+
+
+def _check_codes(source: ParameterSource, blocks: Blocks, bad: dict[str, str]) -> Iterator[Codes]:
+    for codes, scales, lows in source.codes():
+        peak = largest(scales) * blocks.middle + (0 if lows is None else largest(lows))
+        _check_range(source.name, peak, "fp32", bad)
+        yield codes, scales, lows
 
 
 def _convert(piece: Array, dtype: str, own: FloatType) -> Array:

@@ -24,6 +24,12 @@ LEAST = 1e-6  # importance, of the mean: what no token used is stored as well as
 ALIKE = 16 / 15  # from this factor on no code of 4 bits is at an end, and either sign gives the same
 Codes = tuple[Array, Array, Array | None]  # packed codes, scales, lows
 Rows = Callable[[str], Iterator[Array]]  # a parameter's numbers in their order, in pieces of any shape
+Carried = Callable[[str, Blocks], Iterator[Codes] | None]  # its codes in such blocks, where there are any already
+
+
+def carry_nothing(path: str, blocks: Blocks) -> Iterator[Codes] | None:
+    """Of a source that holds numbers and no codes."""
+    return None
 
 
 @dataclass
@@ -31,6 +37,7 @@ class Quantiser:
     """`rows` reads a parameter in pieces, `read` whole. `importance` says how much each column of a matrix matters.
 
     `hold` gives scales and lows as they will be stored: codes are made for those.
+    `carried` gives codes that the source has already, which are taken as they are.
     """
 
     rows: Rows
@@ -38,6 +45,7 @@ class Quantiser:
     widths: Mapping[str, int]  # of the last axis
     importance: Mapping[str, Array] = field(default_factory=dict[str, Array])
     hold: Callable[[Array], Array] = np.asarray
+    carried: Carried = carry_nothing
     _kept: dict[tuple[str, Blocks], dict[str, list[Array]]] = field(default_factory=dict)  # until they are written
 
     def pieces(self, derivation: Derivation) -> Iterator[Array]:
@@ -62,7 +70,8 @@ class Quantiser:
     def _codes(self, path: str, blocks: Blocks) -> Iterator[Array]:
         kept: dict[str, list[Array]] = {"scales": [], "lows": []}
         quantise = partial(quantise_rows, blocks=blocks, importance=self.importance.get(path), hold=self.hold)
-        for codes, scales, lows in map_ahead(quantise, whole_rows(self.rows(path), self.widths[path])):
+        own = self.carried(path, blocks)
+        for codes, scales, lows in own or map_ahead(quantise, whole_rows(self.rows(path), self.widths[path])):
             kept["scales"].append(scales)
             kept["lows"].extend([] if lows is None else [lows])
             yield codes

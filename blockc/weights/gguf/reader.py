@@ -13,13 +13,17 @@ import numpy as np
 
 from blockc.basics.errors import CheckpointError, escape, shorten
 from blockc.basics.jsonfile import dump_json
-from blockc.ir import Array
+from blockc.ir import Array, Blocks
+from blockc.weights.gguf.codes import ENCODINGS
 from blockc.weights.gguf.metadata import Metadata
 from blockc.weights.gguf.tokenizer import generation_config, tokenizer_json
+from blockc.weights.quantise import Codes
 from blockc.weights.safetensors import HEAD, Shape, describe_empty, describe_foreign
 from blockc.weights.special import GENERATION
 
 MAGIC = b"GGUF"
+FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+PIECE = 1 << 19  # bytes of codes that are read at a time
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
 
@@ -44,14 +48,37 @@ class EncodedTensor:
     def read(self) -> Array:
         from gguf.quants import dequantize
 
-        count = int(np.prod(self.rows))
-        data = np.fromfile(self.path, self.stored, count, offset=self.offset)
-        if data.size != count:
-            raise CheckpointError(f"{self.path} has become shorter while it was read")
+        data = self._read(self.offset, int(np.prod(self.rows)))
         try:
             return np.asarray(dequantize(data.reshape(self.rows), self.kind), np.float32).reshape(self.shape)
         except NotImplementedError:
             raise CheckpointError(f"{self.path}: blocks of {self.kind.name} are not read") from None
+
+    @property
+    def coding(self) -> str:
+        """GGUF's name of the codes, empty for floats."""
+        return "" if self.kind.name in FLOATS else self.kind.name
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The blocks in which `codes` gives a matrix; None where it cannot."""
+        return ENCODINGS[self.kind.name].blocks if self.kind.name in ENCODINGS and len(self.shape) == 2 else None
+
+    def codes(self, order: Array) -> Iterator[Codes]:
+        """Codes, scales and lows of these rows of a matrix, in that order. A piece is read with the rows between."""
+        encoding, width = ENCODINGS[self.kind.name], self.rows[-1]
+        step = max(1, PIECE // width)
+        for start in range(0, len(order), step):
+            part = order[start : start + step]
+            first, last = int(part.min()), int(part.max())
+            rows = self._read(self.offset + first * width, (last + 1 - first) * width).reshape(-1, width)
+            yield encoding.codes(rows[part - first])
+
+    def _read(self, offset: int, count: int) -> Array:
+        data = np.fromfile(self.path, self.stored, count, offset=offset)
+        if data.size != count:
+            raise CheckpointError(f"{self.path} has become shorter while it was read")
+        return data
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,67 @@
+"""carry_codes: the target of a build whose checkpoint holds codes, and what the user is told of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from blockc.basics.errors import UsageError
+from blockc.graph.carried import carried_quant
+from blockc.graph.target import Target
+from blockc.ir import Blocks
+from blockc.ort.kernels import why_no_kernel
+from blockc.ort.quantise import find_readers
+from blockc.pipeline.compiled import Compiled
+from blockc.weights.plan import ParameterSource, WeightPlan
+
+
+def carry_codes(model: Compiled, target: Target, plan: WeightPlan, dequantise: bool) -> tuple[Target, tuple[str, ...]]:
+    """(The target, with the checkpoint's own codes for a provider's operators; notes.)
+
+    Raises UsageError where these codes were to be quantised once more.
+    """
+    coded = {path: source for path, source in plan.sources.items() if source.coding}
+    if not coded or dequantise:
+        return target, ()
+    if target.quant is not None:
+        held = _count(coded.values())
+        raise UsageError(
+            f"{target.quant.name}: the weights are quantised already ({held}): leave it out to have their own codes,"
+            " or quantise them anew with dequantise",
+            "quant",
+        )
+    if target.provider is None:
+        return target, ()
+    readers = find_readers(model.flatten(target))
+    carried: dict[str, Blocks] = {}
+    floats: dict[str, list[ParameterSource]] = {}
+    for path, source in coded.items():
+        blocks = source.blocks
+        if why := _why_not_carried(target, source, blocks, path in readers):
+            floats.setdefault(why, []).append(source)
+        elif blocks is not None:
+            carried[path] = blocks
+    notes = [f"made floats, because {why}: {_count(left)}" for why, left in floats.items()]
+    if not carried:
+        return target, tuple(notes)
+    notes = [f"carried as the checkpoint encodes them: {_count(coded[path] for path in carried)}", *notes]
+    return replace(target, quant=carried_quant(readers, carried)), tuple(notes)
+
+
+def _why_not_carried(target: Target, source: ParameterSource, blocks: Blocks | None, is_read: bool) -> str:
+    if not is_read:
+        return "no matrix product or table reads them"
+    if source.deltas:
+        return "an adapter changes them"
+    if blocks is None:
+        return "the codes are of another kind, or the layout turns the matrix"
+    operators = ("MatMulNBits", "GatherBlockQuantized", *(("FusedMatMul",) if blocks.lows else ()))
+    return next((why for operator in operators if (why := why_no_kernel(target, operator))), "")
+
+
+def _count(sources: Iterable[ParameterSource]) -> str:
+    """How many tensors of the file, by kind of codes."""
+    names = {source.name: source.coding for source in sources}
+    kinds = Counter(names.values()).most_common()
+    return ", ".join(f"{count} {'tensors' if count > 1 else 'tensor'} in {kind}" for kind, count in kinds)

@@ -1,0 +1,48 @@
+"""A checkpoint's own codes: which parameters can have them as they are, and how their rows are moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from blockc.ir import Array, Blocks
+from blockc.weights.quantise import Codes
+from blockc.weights.rules import Rule, split_tensor
+
+
+@runtime_checkable
+class Encoded(Protocol):
+    """A tensor that a file may hold as codes.
+
+    `coding` is the file's word for them, empty for floats; `blocks` are ours in which they can be had, if any.
+    """
+
+    @property
+    def coding(self) -> str: ...
+
+    @property
+    def blocks(self) -> Blocks | None: ...
+
+    def codes(self, order: Array) -> Iterator[Codes]:
+        """Codes, scales and lows of these rows, in that order, a few at a time."""
+        ...
+
+
+def coding_of(tensor: object) -> str:
+    """The file's word for a tensor's codes; empty where it holds floats."""
+    return tensor.coding if isinstance(tensor, Encoded) else ""
+
+
+def carried_blocks(tensor: object, rule: Rule) -> Blocks | None:
+    """The blocks in which a tensor's codes can be carried: where the rule only moves rows."""
+    moves = not rule.transposed and not rule.plus and (rule.axis == 0 or len(rule.targets) == 1)
+    return tensor.blocks if isinstance(tensor, Encoded) and moves else None
+
+
+def row_order(rule: Rule, part: int) -> Array:
+    """The rows of the file's tensor that a parameter has, in its order: what the rule does to the rows' numbers."""
+    numbered = replace(rule, shapes=tuple((shape[0], 1) for shape in rule.shapes))
+    return split_tensor(numbered, np.arange(rule.shape[0])[:, None])[part][:, 0]
