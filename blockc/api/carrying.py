@@ -9,10 +9,10 @@ from dataclasses import replace
 from blockc.basics.errors import UsageError
 from blockc.graph.carried import carried_quant
 from blockc.graph.target import Target
-from blockc.ir import Blocks
 from blockc.ort.kernels import why_no_kernel
 from blockc.ort.quantise import find_readers
 from blockc.pipeline.compiled import Compiled
+from blockc.weights.carry import why_not_carried
 from blockc.weights.plan import ParameterSource, WeightPlan
 
 
@@ -34,29 +34,28 @@ def carry_codes(model: Compiled, target: Target, plan: WeightPlan, dequantise: b
     if target.provider is None:
         return target, ()
     readers = find_readers(model.flatten(target))
-    carried: dict[str, Blocks] = {}
-    floats: dict[str, list[ParameterSource]] = {}
-    for path, source in coded.items():
-        blocks = source.blocks
-        if why := _why_not_carried(target, source, blocks, path in readers):
-            floats.setdefault(why, []).append(source)
-        elif blocks is not None:
-            carried[path] = blocks
-    notes = [f"made floats, because {why}: {_count(left)}" for why, left in floats.items()]
+    reasons = {path: _why_not_carried(target, source, path in readers) for path, source in coded.items()}
+    carried = {path: source.blocks for path, source in coded.items() if source.blocks and not reasons[path]}
+    floats = {
+        why: _count(source for path, source in coded.items() if reasons[path] == why)
+        for why in dict.fromkeys(reasons.values())
+        if why
+    }
+    notes = tuple(f"made floats, because {why}: {held}" for why, held in floats.items())
     if not carried:
-        return target, tuple(notes)
-    notes = [f"carried as the checkpoint encodes them: {_count(coded[path] for path in carried)}", *notes]
-    return replace(target, quant=carried_quant(readers, carried)), tuple(notes)
+        return target, notes
+    said = f"carried as the checkpoint encodes them: {_count(coded[path] for path in carried)}"
+    return replace(target, quant=carried_quant(readers, carried)), (said, *notes)
 
 
-def _why_not_carried(target: Target, source: ParameterSource, blocks: Blocks | None, is_read: bool) -> str:
+def _why_not_carried(target: Target, source: ParameterSource, is_read: bool) -> str:
     if not is_read:
         return "no matrix product or table reads them"
     if source.deltas:
         return "an adapter changes them"
-    if blocks is None:
-        return "the codes are of another kind, or the layout turns the matrix"
-    operators = ("MatMulNBits", "GatherBlockQuantized", *(("FusedMatMul",) if blocks.lows else ()))
+    if source.blocks is None:
+        return why_not_carried(source.tensor, source.rule)
+    operators = ("MatMulNBits", "GatherBlockQuantized", *(("FusedMatMul",) if source.blocks.lows else ()))
     return next((why for operator in operators if (why := why_no_kernel(target, operator))), "")
 
 

@@ -36,10 +36,18 @@ def coding_of(tensor: object) -> str:
     return tensor.coding if isinstance(tensor, Encoded) else ""
 
 
+def why_not_carried(tensor: object, rule: Rule) -> str:
+    """Why a parameter cannot have a tensor's codes; empty if it can."""
+    if not isinstance(tensor, Encoded) or tensor.blocks is None:
+        return "codes of this kind are not carried"
+    if rule.transposed or rule.plus or (rule.axis != 0 and len(rule.targets) > 1):
+        return "the layout does more than move their rows"
+    return ""
+
+
 def carried_blocks(tensor: object, rule: Rule) -> Blocks | None:
     """The blocks in which a tensor's codes can be carried: where the rule only moves rows."""
-    moves = not rule.transposed and not rule.plus and (rule.axis == 0 or len(rule.targets) == 1)
-    return tensor.blocks if isinstance(tensor, Encoded) and moves else None
+    return tensor.blocks if isinstance(tensor, Encoded) and not why_not_carried(tensor, rule) else None
 
 
 def row_order(rule: Rule, part: int) -> Array:
