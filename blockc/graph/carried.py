@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from blockc.basics.blocks import Blocks
 from blockc.graph.quant import Quant
-from blockc.ir import Blocks
 
 NAME = "carried"
 Rule = tuple[str, Blocks | None]

@@ -9,8 +9,8 @@ from functools import cached_property
 from itertools import islice
 from typing import Literal
 
+from blockc.basics.blocks import Blocks
 from blockc.basics.errors import UsageError, escape
-from blockc.ir import Blocks
 
 BITS = (4, 8)
 SIZES = (16, 32, 64, 128, 256)

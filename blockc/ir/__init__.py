@@ -1,6 +1,6 @@
 """The intermediate representation: dims, ops, typed nodes, functions, the loop view of them, and their text."""
 
-from blockc.ir.blocks import Blocks
+from blockc.basics.blocks import Blocks
 from blockc.ir.call import Call, Input, callee_of, is_call, is_past
 from blockc.ir.dims import B, Dim, M, P, S, T, dim, product, symbol
 from blockc.ir.nodes import Function, Interner, Node, Value, apply, node

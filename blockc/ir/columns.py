@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blockc.ir.blocks import Blocks
+from blockc.basics.blocks import Blocks
 from blockc.ir.derive import Derivation
 from blockc.ir.op import Array
 from blockc.ir.types import Param

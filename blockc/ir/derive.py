@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from blockc.ir.blocks import Blocks
+from blockc.basics.blocks import Blocks
 from blockc.ir.nodes import Function
 from blockc.ir.op import Array, expect
 from blockc.ir.types import Param

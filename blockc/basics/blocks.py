@@ -1,13 +1,17 @@
-"""Numbers stored as codes, in blocks that share a scale: what stands for a matrix whose weights have 4 or 8 bits."""
+"""Numbers stored as codes, in blocks that share a scale: what stands for a matrix whose weights have 4 or 8 bits.
+
+The command line reads recipes of blocks before it knows whether numbers are wanted: NumPy is imported where arrays are.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-from blockc.ir.op import Array
+    Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Blocks:
 
     def split(self, x: Array) -> Array:
         """(..., width) -> (..., blocks, size), filled up with 0."""
+        import numpy as np
+
         fill = -x.shape[-1] % self.size
         if fill:
             x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, fill)])
@@ -50,6 +56,8 @@ class Blocks:
 
     def upright(self, x: Array) -> Array:
         """(..., blocks, size) -> (size, all blocks): what is done across a block is then done for many at once."""
+        import numpy as np
+
         return np.ascontiguousarray(x.reshape(-1, self.size).T)
 
     def scales(self, x: Array) -> tuple[Array, Array | None]:
@@ -58,6 +66,8 @@ class Blocks:
         Without lows the scale takes the number of the largest magnitude to an end of the range: in 4 bits to code 0,
         the end that reaches further, in 8 bits to either. With lows the least and the largest are the ends.
         """
+        import numpy as np
+
         top, numbers = 2 * self.middle - 1, self.upright(x)
         if self.bits == 8 and not self.lows:
             return np.abs(numbers).max(0).reshape(x.shape[:-1]) / (self.middle - 1), None
@@ -69,6 +79,8 @@ class Blocks:
 
     def codes(self, x: Array, scales: Array, lows: Array | None) -> Array:
         """The nearest codes, of x's dtype: (..., blocks, size). A scale of 0 gives the middle."""
+        import numpy as np
+
         with np.errstate(divide="ignore", invalid="ignore"):  # what is not finite is refused where it is read
             inverse = np.where(scales == 0, 0, 1 / scales)[..., None]
             codes = np.rint((x if lows is None else x - lows[..., None]) * inverse)
@@ -77,12 +89,16 @@ class Blocks:
 
     def pack(self, codes: Array) -> Array:
         """As bytes: (..., blocks, size) -> uint8 (..., blocks, bytes); of two codes the first in the low half."""
+        import numpy as np
+
         with np.errstate(invalid="ignore"):  # what is not finite is refused where it is read
             codes = codes.astype(np.uint8)
         return codes if self.bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4
 
     def unpack(self, packed: Array) -> Array:
         """The inverse of `pack`."""
+        import numpy as np
+
         if self.bits == 8:
             return packed
         halves = np.stack([packed & 15, packed >> 4], -1)
