@@ -54,7 +54,8 @@ class Bench:
 
         held, gguf = self.cache / "checkpoints", downloaded().absolute()
         small = checkpoint.small(held / SMALL, gguf)
-        found: dict[str, Path | str] = {"gguf": gguf, "spec": CASES[case].spec}
+        recipes = Path(__file__).parent / "recipes"
+        found: dict[str, Path | str] = {"gguf": gguf, "spec": CASES[case].spec, "recipes": recipes}
         if case == SMALL:
             return found | {"checkpoint": small, "bf16": small}
         return found | {

@@ -1,7 +1,7 @@
 """What is measured: how each model is exported, and which worker runs it.
 
-In a command {checkpoint}, {bf16}, {gguf}, {out}, {cache} and {spec} stand for paths; a .py file is one of exports/ or
-workers/.
+In a command {checkpoint}, {bf16}, {gguf}, {out}, {cache}, {recipes} and {spec} stand for paths; a .py file is one of
+exports/ or workers/.
 """
 
 from __future__ import annotations
@@ -56,6 +56,14 @@ EXPORTS = {
     "blockc link": Export(OWN, f"{_BUILD}{{checkpoint}} --padding right", kept=False),
     "blockc pack": Export(OWN, f"{_BUILD}{{checkpoint}} --padding right --pack", kept=False),
     "blockc any padding": Export(OWN, f"{_BUILD}{{checkpoint}}", kept=False),
+    "blockc int8": Export(OWN, f"{_BUILD}{{checkpoint}} --padding right --quant int8", kept=False),
+    "blockc int4": Export(OWN, f"{_BUILD}{{checkpoint}} --padding right --quant int4", kept=False),
+    "blockc int4:quality": Export(OWN, f"{_BUILD}{{checkpoint}} --padding right --quant int4:quality", kept=False),
+    "blockc int4:128": Export(OWN, f"{_BUILD}{{checkpoint}} --padding right --quant int4:128", kept=False),
+    "blockc genai's int4": Export(
+        OWN, f"{_BUILD}{{checkpoint}} --padding right --quant-policy {{recipes}}/genai.yaml", kept=False
+    ),
+    "blockc carried Q4_1": Export(OWN, f"{_BUILD}{{gguf}} --padding right", (SMALL,), kept=False),
     "blockc of bf16": Export(OWN, f"{_BUILD}{{bf16}} --padding right", (LARGE,), kept=False),
     "genai fp32": Export("genai", f"{_BUILDER}fp32"),
     "genai int4": Export("genai", f"{_BUILDER}int4"),
@@ -63,6 +71,9 @@ EXPORTS = {
     "optimum": Export("optimum", "export_optimum.py {checkpoint} {out}"),
     "torch.onnx": Export("transformers", "export_torch.py {checkpoint} {out}"),
     "llama.cpp f32": Export("llamacpp", "export_llamacpp.py {checkpoint} {out}"),
+    "llama.cpp Q4_0": Export("llamacpp", "export_llamacpp.py {checkpoint} {out} Q4_0", (SMALL,)),
+    "llama.cpp Q8_0": Export("llamacpp", "export_llamacpp.py {checkpoint} {out} Q8_0", (SMALL,)),
+    "llama.cpp Q4_K_M": Export("llamacpp", "export_llamacpp.py {checkpoint} {out} Q4_K_M", (SMALL,)),
 }
 
 _ONNX = "worker_onnx.py {out}"
@@ -72,6 +83,12 @@ CANDIDATES = {
     "blockc link as is": Candidate(OWN, f"{_ONNX} --no-prepack", "blockc link", BOTH),
     "blockc pack": Candidate(OWN, _ONNX, "blockc pack", BOTH),
     "blockc any padding": Candidate(OWN, _ONNX, "blockc any padding"),
+    "blockc int8": Candidate(OWN, _ONNX, "blockc int8", BOTH, exact=False),
+    "blockc int4": Candidate(OWN, _ONNX, "blockc int4", BOTH, exact=False),
+    "blockc int4:quality": Candidate(OWN, _ONNX, "blockc int4:quality", BOTH, exact=False),
+    "blockc int4:128": Candidate(OWN, _ONNX, "blockc int4:128", BOTH, exact=False),
+    "blockc genai's int4": Candidate(OWN, _ONNX, "blockc genai's int4", BOTH, exact=False),
+    "blockc carried Q4_1": Candidate(OWN, _ONNX, "blockc carried Q4_1", exact=False),
     "blockc of bf16": Candidate(OWN, _ONNX, "blockc of bf16", (LARGE,), exact=False),
     "genai fp32": Candidate(OWN, _ONNX, "genai fp32", BOTH),
     "genai fp32 shared": Candidate(OWN, f"{_ONNX} --shared", "genai fp32"),
@@ -84,6 +101,9 @@ CANDIDATES = {
     "transformers fp32": Candidate("transformers", f"{_TRANSFORMERS} {{checkpoint}} float32", None, BOTH),
     "transformers bf16": Candidate("transformers", f"{_TRANSFORMERS} {{bf16}} bfloat16", None, BOTH, exact=False),
     "llama.cpp f32": Candidate("llamacpp", "worker_llamacpp.py {out}/model.gguf", "llama.cpp f32", BOTH),
+    "llama.cpp Q4_0": Candidate("llamacpp", "worker_llamacpp.py {out}/model.gguf", "llama.cpp Q4_0", exact=False),
+    "llama.cpp Q8_0": Candidate("llamacpp", "worker_llamacpp.py {out}/model.gguf", "llama.cpp Q8_0", exact=False),
+    "llama.cpp Q4_K_M": Candidate("llamacpp", "worker_llamacpp.py {out}/model.gguf", "llama.cpp Q4_K_M", exact=False),
     "llama.cpp Q4_1": Candidate("llamacpp", "worker_llamacpp.py {gguf}", None, exact=False),
 }
 

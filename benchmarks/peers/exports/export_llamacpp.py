@@ -1,4 +1,6 @@
-"""llama.cpp's file of float32 weights, with no tokenizer: export_llamacpp.py CHECKPOINT OUT
+"""llama.cpp's file of a checkpoint, with no tokenizer: export_llamacpp.py CHECKPOINT OUT [TYPE]
+
+The weights are in float32, or in a type that llama.cpp quantises them to, such as Q4_K_M.
 
 llama.cpp pairs neighbours in rope where the checkpoint pairs halves: rows of q and k go another way round.
 """
@@ -79,6 +81,20 @@ def main() -> None:
                 array = np.ascontiguousarray(neighbours(array, heads))
             writer.write_tensor_data(array)
     writer.close()
+    if len(sys.argv) > 3:
+        quantise(out / "model.gguf", sys.argv[3])
+
+
+def quantise(file: Path, kind: str) -> None:
+    import llama_cpp
+
+    whole, params = file.with_suffix(".f32"), llama_cpp.llama_model_quantize_default_params()
+    file.rename(whole)
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    done = llama_cpp.llama_model_quantize(str(whole).encode(), str(file).encode(), params)
+    whole.unlink()
+    if done:
+        raise SystemExit(f"llama.cpp did not quantise to {kind}: {done}")
 
 
 main()
