@@ -20,6 +20,7 @@ SMALL = 100  # entries of an initialiser that a node on the host may read
 HALF = {"float16", "bfloat16"}
 BOOLEAN = {"And", "Equal", "GreaterOrEqual", "Less", "Not"}
 INTEGER = {"ArgMax", "Shape"}
+RESULT = {"Where": 1, "GatherBlockQuantized": 2}  # the input whose type the output has, where it is not the first
 SECOND = {"TopK": "int64"}  # the type of the second output, where it is another
 
 
@@ -47,7 +48,7 @@ def result(node: onnx.NodeProto, types: Mapping[str, str]) -> str:
         return "int64"
     if node.op_type == "Cast":
         return word(attribute(node, "to"))
-    return types[node.input[1 if node.op_type == "Where" else 0]]
+    return types[node.input[RESULT.get(node.op_type, 0)]]
 
 
 def value_types(graph: onnx.GraphProto) -> dict[str, str]:

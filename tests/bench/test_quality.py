@@ -46,8 +46,8 @@ TARGETS = {
     "fused, last": Target("cpu", logits="last"),
     "fused by rows": Target("cpu", padding="right"),
 }
-# One matrix in codes of 4 bits, multiplied in fp32.
-QUANT = Quant("planted", (("layers.0.mlp.down", Blocks(4, 32)),), level=0)
+# One matrix in codes of 4 bits.
+QUANT = Quant("planted", (("layers.0.mlp.down", Blocks(4, 32)),))
 
 
 def changed() -> dict[str, Array]:

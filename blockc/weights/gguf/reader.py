@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from blockc.basics import floats
 from blockc.basics.errors import CheckpointError, escape, shorten
 from blockc.basics.jsonfile import dump_json
 from blockc.ir import Array, Blocks
@@ -22,7 +23,7 @@ from blockc.weights.safetensors import HEAD, Shape, describe_empty, describe_for
 from blockc.weights.special import GENERATION
 
 MAGIC = b"GGUF"
-FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+FLOATS = frozenset(("F64", *(one.safetensors for one in floats.FLOATS.values())))  # GGUF has the same names
 PIECE = 1 << 19  # bytes of codes that are read at a time
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
