@@ -14,6 +14,7 @@ from blockc.importing.unlike import NOTHING, ConfigBeside, compare_config, read_
 from blockc.ir import Array, Function
 from blockc.layouts import Layout, load_gguf_layout
 from blockc.weights.companions import read_companions, with_config
+from blockc.weights.float8 import join_scales
 from blockc.weights.safetensors import FileFacts, Shape, locate_in_files, locate_tensors
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Tensor(Protocol):
-    """A tensor that is read on demand, in flat pieces or whole; bf16 is read as float32."""
+    """A tensor that is read on demand, in flat pieces or whole; bf16 and fp8 are read as float32."""
 
     @property
     def shape(self) -> Shape: ...
@@ -77,8 +78,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
         kept = {**read.companions(), **beside}
         return Checkpoint(folder, read.tensors, (), load_gguf_layout(read.architecture), kept, metadata=read.metadata)
     tensors, files = locate_tensors(path)
+    floats, coded = join_scales(tensors, folder)
     beside, added = with_config(folder, beside)
-    return Checkpoint(folder, tensors, tuple(files), None, beside, added, read_config_beside(folder / "config.json"))
+    config = read_config_beside(folder / "config.json")
+    whole = () if coded else tuple(files)  # a graph cannot point into codes
+    return Checkpoint(folder, floats, whole, None, beside, (*added, *coded), config)
 
 
 def has_weights(folder: Path) -> bool:

@@ -32,11 +32,12 @@ LONGEST_AXIS = 1 << 31
 HEAD = 64  # bytes that tell what a file is that holds no weights
 CHUNK = 1 << 22  # numbers that are read at a time
 CACHED = 1 << 20  # bytes that a processor's cache holds
+F8 = "F8_E4M3"  # a sign, four bits of exponent, three of mantissa; no infinity
 DTYPES = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
     "I64": "<i8", "F64": "<f8",
-} | {one.safetensors: one.numpy for one in FLOATS.values()}  # fmt: skip
-_BITS = frozenset(one.safetensors for one in FLOATS.values() if one.as_bits)
+} | {one.safetensors: one.numpy for one in FLOATS.values()} | {F8: "u1"}  # fmt: skip
+_BITS = frozenset((F8, *(one.safetensors for one in FLOATS.values() if one.as_bits)))
 WORDS = {np.dtype(code): word for word, code in DTYPES.items() if word not in _BITS}
 
 
@@ -74,7 +75,7 @@ class StoredTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of arrays that are read: float32 for bf16."""
+        """The dtype of arrays that are read: float32 for bf16 and fp8."""
         return np.dtype(np.float32 if self.word in _BITS else DTYPES[self.word])
 
     def read_raw(self, step: int = CHUNK) -> Iterator[Array]:
@@ -104,8 +105,8 @@ class StoredTensor:
                 left -= len(memory)
                 yield numbers[: len(memory) // numbers.itemsize]
 
-    def chunks(self) -> Iterator[Array]:
-        return (widen(part, self.word) for part in self.read_raw())
+    def chunks(self, step: int = CHUNK) -> Iterator[Array]:
+        return (widen(part, self.word) for part in self.read_raw(step))
 
     def read(self) -> Array:
         (whole,) = self.read_raw(math.prod(self.shape))
@@ -121,12 +122,26 @@ def _fill(file: FileIO, memory: memoryview) -> int:
 
 
 def widen(flat: Array, word: str) -> Array:
-    """Converts bf16 bits to float32; returns any other dtype as it is."""
+    """Converts the bits of bf16 and fp8 to float32; returns any other dtype as it is."""
+    if word == F8:
+        return _E4M3[flat]
     if word != "BF16":
         return flat
     wide = flat.astype(np.uint32)
     wide <<= 16
     return wide.view(np.float32)
+
+
+def _e4m3() -> Array:
+    """The numbers of all 256 bytes."""
+    bits = np.arange(256)
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    size = np.where(exponent > 0, np.ldexp(8 + mantissa, exponent - 10), np.ldexp(mantissa, -9))
+    size = np.where(bits & 127 == 127, np.nan, size)
+    return np.where(bits & 128, -size, size).astype(np.float32)
+
+
+_E4M3 = _e4m3()
 
 
 def read_safetensors(path: Path) -> dict[str, Array]:
