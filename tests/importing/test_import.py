@@ -432,7 +432,7 @@ REFUSED: dict[str, tuple[Config | str, str]] = {
         {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}, "are quantised by gptq, and",
     ),
     "quantised within": (
-        {"model_type": "gemma3", "text_config": {"quantization_config": {"quant_method": "fp8"}}}, "quantised by fp8",
+        {"model_type": "gemma3", "text_config": {"quantization_config": {"quant_method": "awq"}}}, "quantised by awq",
     ),
     "no language model": ({"model_type": "gemma3"}, "missing key text_config"),
     "ties": ({"model_type": "gemma3", "text_config": {"tie_word_embeddings": True}, "tie_word_embeddings": False},

@@ -482,7 +482,7 @@ BAD_FILES: dict[str, tuple[object, bytes, str]] = {
     "a truth value": ({"a": _f32(0, 4, [True])}, bytes(4), "not described"),
     "a fraction": ({"a": _f32(0, 4, [1.0])}, bytes(4), "not described"),
     "unknown field": ({"a": {**_f32(0, 4), "x": 1}}, bytes(4), "not described"),
-    "unknown dtype": ({"a": {**_f32(0, 4), "dtype": "F8_E4M3"}}, bytes(4), "F8_E4M3, which is not read"),
+    "unknown dtype": ({"a": {**_f32(0, 4), "dtype": "F8_E5M2"}}, bytes(4), "F8_E5M2, which is not read"),
     "no description": ({"a": 3}, b"", "not described"),
     "not an object": ([], b"", "not a JSON object"),
     "not JSON": (b"{", b"", "not JSON"),
