@@ -220,7 +220,7 @@ def test_every_version_is_pinned_and_torch_is_the_one_of_the_constraints() -> No
 
 
 def test_commands_name_what_is_there() -> None:
-    paths: dict[str, Path | str] = dict.fromkeys(("checkpoint", "bf16", "gguf", "out", "cache", "spec"), "x")
+    paths: dict[str, Path | str] = dict.fromkeys(("checkpoint", "bf16", "gguf", "out", "cache", "recipes", "spec"), "x")
     for name, case in CASES.items():
         assert case.spec in api.bundled()
         exports = wanted(name, [])
