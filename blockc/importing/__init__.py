@@ -234,7 +234,7 @@ def _model_type_word(config: MappingNode) -> str:
 
 def _unknown_type(word: str, config: MappingNode) -> SpecError:
     near = suggest(word, model_types())
-    hint = f"did you mean {near}?" if near else "write its spec by hand, or its map: CONTRIBUTING.md has the recipe"
+    hint = f"did you mean {near}?" if near else "write its spec by hand, or its map: CONTRIBUTING.md has the guide"
     place = config.entries["model_type"].value.place
     return SpecError([finding(MODEL_TYPE, place, f"unknown model type {word}",
                               expected=", ".join(model_types()), hint=hint)])  # fmt: skip
