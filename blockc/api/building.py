@@ -24,6 +24,7 @@ from blockc.report import Storage
 from blockc.weights.adapter import open_adapter
 from blockc.weights.calibration import draw_tokens
 from blockc.weights.checkpoint import open_checkpoint
+from blockc.weights.data import calibrate_plan
 from blockc.weights.plan import Mode, WeightPlan, plan_weights
 
 
@@ -139,7 +140,7 @@ def build(
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
         raise NotProvedError(proved)
     if planned is not None and rows:
-        planned = planned.calibrated(model.function, rows, progress)
+        planned = calibrate_plan(planned, model.function, rows, progress)
     written = folder.write_build(model, output, target, proved, planned, wanted, deep, progress)
     notes = (
         *written.notes,

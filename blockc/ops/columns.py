@@ -31,14 +31,14 @@ from blockc.ir.derive import Derivation, Quantise
 from blockc.ops.base import last_axis, rand
 
 
-def derivations_of(weight: Param, blocks: Blocks) -> dict[str, Derivation]:
+def _tensors_of(weight: Param, blocks: Blocks) -> dict[str, Derivation]:
     """What a matrix becomes: its codes and its scales."""
     codes, scales = (Quantise((weight.name,), tensor, blocks) for tensor in ("codes", "scales"))
     return {"codes": Columns((codes,), blocks), "scales": Turn((scales,))}
 
 
 def _params(weight: Param, blocks: Blocks) -> tuple[Param, ...]:
-    made = derivations_of(weight, blocks)
+    made = _tensors_of(weight, blocks)
     return tuple(each.param_of(name, {weight.name: weight}) for name, each in made.items())
 
 
@@ -59,6 +59,9 @@ class ColumnLinear(Op):
     def params(self) -> tuple[Param, ...]:
         own = _params(Param("weight", (self.outputs, self.inputs), "matrix"), self.blocks)
         return (*own, Param("bias", (self.outputs,), "bias")) if self.bias else own
+
+    def derivations(self, weight: Param) -> dict[str, Derivation]:
+        return _tensors_of(weight, self.blocks)
 
     def flops(self, *args: Type) -> Dim:
         return product(args[0].shape) * (2 * self.outputs)
@@ -107,6 +110,9 @@ class ColumnEmbed(Op):
 
     def params(self) -> tuple[Param, ...]:
         return _params(Param("weight", (self.rows, self.width), "table"), self.blocks)
+
+    def derivations(self, weight: Param) -> dict[str, Derivation]:
+        return _tensors_of(weight, self.blocks)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         table = restore_columns(params[0][:, args[0].reshape(-1)], params[1][:, args[0].reshape(-1)], self.blocks.size)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blockc.graph.quant import Quant
 from blockc.ir import Blocks, Function, Node, Param, Value, expect, node, transform
 from blockc.ir.derive import Derivation, PassResult
 from blockc.ops import Embed, Linear
-from blockc.ops.columns import ColumnEmbed, ColumnLinear, derivations_of
+from blockc.ops.columns import ColumnEmbed, ColumnLinear
 from blockc.ort.ops import BlockEmbed, BlockLinear, BlockSums
-from blockc.ort.ops.blocks import tensors_of
+
+CodeOp = BlockEmbed | BlockLinear | ColumnEmbed | ColumnLinear
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,24 @@ class QuantiseMatrices:
             if not isinstance(n.op, Embed | Linear) or not (blocks := chosen[n.params[0].name]):
                 return None
             weight, *others = n.params
-            if self.portable:
-                return _in_columns(n, inputs, blocks, derived)
-            if isinstance(n.op, Embed):
-                op: BlockEmbed | BlockLinear = BlockEmbed(n.op.rows, n.op.width, blocks)
-            else:
-                op = BlockLinear(n.op.inputs, n.op.outputs, blocks, n.op.bias, self.quant.level)
-                inputs = (*inputs, *_share_sums(sums, inputs[0], n.op.inputs, blocks))
-            params = _derive_params(op, weight, derived)
+            op = self._op_for(n.op, blocks, n.name)
+            if isinstance(op, BlockLinear):
+                inputs = (*inputs, *_share_sums(sums, inputs[0], op.inputs, blocks))
+            params = _derive_params(op.derivations(weight), weight, derived)
             return node(op, *inputs, name=n.name, params=[*params, *others], place=n.place)
 
         return PassResult(transform(function, rule), derived)
+
+    def _op_for(self, op: Embed | Linear, blocks: Blocks, name: str) -> CodeOp:
+        """The op that reads the matrix in blocks. Raises GraphError where standard ONNX has none for them."""
+        if self.portable:
+            expect(not blocks.lows, f"{name} without a provider", "blocks without lows", blocks)
+            if isinstance(op, Embed):
+                return ColumnEmbed(op.rows, op.width, blocks)
+            return ColumnLinear(op.inputs, op.outputs, blocks, op.bias)
+        if isinstance(op, Embed):
+            return BlockEmbed(op.rows, op.width, blocks)
+        return BlockLinear(op.inputs, op.outputs, blocks, op.bias, self.quant.level)
 
 
 def find_readers(function: Function) -> dict[str, list[str]]:
@@ -52,32 +60,13 @@ def find_readers(function: Function) -> dict[str, list[str]]:
     return readers
 
 
-def _in_columns(n: Node, inputs: tuple[Value, ...], blocks: Blocks, derived: dict[str, Derivation]) -> Node:
-    """The node on codes and scales that standard operators read."""
-    expect(not blocks.lows, f"{n.name} without a provider", "blocks without lows", blocks)
-    (weight, *others), params = n.params, list[Param]()
-    for tensor, derivation in derivations_of(weight, blocks).items():
-        param = derivation.param_of(f"{weight.name.rpartition('.')[0]}.{tensor}", {weight.name: weight})
-        derived[param.name] = derivation
-        params.append(param)
-    if isinstance(n.op, Embed):
-        op: ColumnEmbed | ColumnLinear = ColumnEmbed(n.op.rows, n.op.width, blocks)
-    else:
-        assert isinstance(n.op, Linear)
-        op = ColumnLinear(n.op.inputs, n.op.outputs, blocks, n.op.bias)
-    return node(op, *inputs, name=n.name, params=[*params, *others], place=n.place)
-
-
-def _derive_params(op: BlockEmbed | BlockLinear, weight: Param, derived: dict[str, Derivation]) -> Sequence[Param]:
-    """The tensors of a matrix; `derived` gets what each is made from."""
+def _derive_params(
+    derivations: Mapping[str, Derivation], weight: Param, derived: dict[str, Derivation]
+) -> Sequence[Param]:
+    """The tensors of a matrix, named after it; `derived` gets what each is made from."""
     stem = weight.name.rpartition(".")[0]
-    made: list[Param] = []
-    for each in tensors_of(weight, op.blocks):
-        codes = isinstance(op, BlockEmbed) and each.tensor == "codes"
-        derivation: Derivation = op.flatten(each) if codes and isinstance(op, BlockEmbed) else each
-        param = derivation.param_of(f"{stem}.{'rows' if codes else each.tensor}", {weight.name: weight})
-        derived[param.name] = derivation
-        made.append(param)
+    made = [each.param_of(f"{stem}.{name}", {weight.name: weight}) for name, each in derivations.items()]
+    derived.update(zip((param.name for param in made), derivations.values(), strict=True))
     return made
 
 

@@ -50,6 +50,7 @@ from blockc.products.staging import commit, is_unfinished, make_ready, staging
 from blockc.proof import Proof, prove, targets_of
 from blockc.weights.checkpoint import linked_checkpoint
 from blockc.weights.companions import COMPANIONS, MAX_COMPANION
+from blockc.weights.data import write_data
 from blockc.weights.inspection import inspect_codes
 from blockc.weights.plan import (
     DATA,
@@ -60,7 +61,6 @@ from blockc.weights.plan import (
     place_joined,
     place_packed,
     plan_weights,
-    write_data,
 )
 from blockc.weights.safetensors import StoredTensor
 

@@ -78,7 +78,7 @@ def test_the_text_takes_the_place_of_drawn_tokens(tmp_path: Path, monkeypatch: p
     seen: list[Any] = []
     plain = calibration.calibrate
     monkeypatch.setattr(
-        "blockc.weights.plan.calibrate", lambda f, p, r, texts, g: seen.extend(texts) or plain(f, p, r, texts, g)
+        "blockc.weights.data.calibrate", lambda f, p, r, texts, g: seen.extend(texts) or plain(f, p, r, texts, g)
     )
     build(tmp_path, "watched", calibrate=text_of(tmp_path))
     rows = read_rows(text_of(tmp_path), {"tokenizer.json": tokenizer()}, LLAMA)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import blockc.weights.plan
+import blockc.weights.data
 from blockc import api, cli
 from blockc.basics.errors import SHOWN, CheckpointError
 from blockc.graph.target import Target
@@ -128,7 +128,7 @@ else:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import blockc.weights.plan as plan
+import blockc.weights.data as plan
 from blockc import api
 from blockc.graph.target import Target
 where, count, spec, weights, out, dtype = sys.argv[1:]
@@ -378,13 +378,13 @@ def test_a_file_that_the_system_lets_grow_no_further_is_3(
 def test_ctrl_c_is_130_and_the_previous_build_stands(
     spec: Path, weights: Path, small: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = blockc.weights.plan._Ahead.put  # pyright: ignore[reportPrivateUsage]
+    real = blockc.weights.data._Ahead.put  # pyright: ignore[reportPrivateUsage]
 
     def pressed(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         real(*arguments)
 
-    monkeypatch.setattr(blockc.weights.plan._Ahead, "put", pressed)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(blockc.weights.data._Ahead, "put", pressed)  # pyright: ignore[reportPrivateUsage]
     out = str(tmp_path / "out")
     assert run("build", str(spec), "--weights", str(weights), "--pack", "--no-verify", "--out", out) == 130
     assert files(tmp_path / "out") == small
@@ -431,7 +431,7 @@ def test_a_full_disk_is_3_and_the_previous_build_stands(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(blockc.weights.plan._Ahead, "_write", full)
+    monkeypatch.setattr(blockc.weights.data._Ahead, "_write", full)
     arguments = ["build", str(spec), "--weights", str(weights), "--out", str(out), "--no-verify", "--pack"]
     assert run(*arguments) == 3
     assert "No space left on device" in capsys.readouterr().err

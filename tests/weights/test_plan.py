@@ -15,7 +15,8 @@ from blockc.graph.target import Target
 from blockc.ir import Array, parameters_of
 from blockc.layouts import load_layout
 from blockc.weights.checkpoint import open_checkpoint
-from blockc.weights.plan import DATA, PAGE, Mode, WeightPlan, largest, narrow, plan_weights, write_data
+from blockc.weights.data import largest, narrow, write_data
+from blockc.weights.plan import DATA, PAGE, Mode, WeightPlan, plan_weights
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules
 from tests.checkpoints import encoded, rules_of, save, save_sharded, tensors, twin
 

@@ -13,6 +13,7 @@ import torch
 from blockc.ir import Array, Blocks
 from blockc.weights.calibration import calibrate, draw_tokens
 from blockc.weights.checkpoint import open_checkpoint
+from blockc.weights.data import calibrate_plan
 from blockc.weights.plan import plan_weights
 from blockc.weights.quantise import PIECE, fit_scales, quantise_rows, whole_rows
 from tests.checkpoints import rules_of, save
@@ -70,7 +71,7 @@ def test_importance_is_the_mean_square_of_what_transformers_multiplies(name: str
     opened, top = open_checkpoint(tmp_path), model.spec.top
     plan = plan_weights(model.function, opened, top.checkpoint, "pack", "fp32")
     rows = [draw_tokens(top.vocab, 24), draw_tokens(top.vocab, 9)[:, ::-1]]
-    found = plan.calibrated(model.function, rows).importance
+    found = calibrate_plan(plan, model.function, rows).importance
     theirs = mean_squares(OUTSIDE[name].model(model), rows)
     paths = {rule.name: rule.targets for rule in rules_of(model)}
     compared = {path for weight in theirs for path in paths.get(weight, ()) if path in found}
@@ -113,7 +114,7 @@ def test_a_model_that_overflows_is_said_to_be_uncalibrated(tmp_path: Path) -> No
     save(tmp_path / "model.safetensors", held)
     plan = plan_weights(model.function, open_checkpoint(tmp_path), model.spec.top.checkpoint, "pack", "fp32")
     with np.errstate(all="ignore"):
-        made = plan.calibrated(model.function, [draw_tokens(model.spec.top.vocab, 16)])
+        made = calibrate_plan(plan, model.function, [draw_tokens(model.spec.top.vocab, 16)])
     assert all(np.isfinite(each).all() for each in made.importance.values()) and made.importance
     assert any("not calibrated" in note and "mlp.down" in note for note in made.notes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,17 +23,22 @@ from blockc.ir import (
     expect,
     product,
 )
-from blockc.ir.derive import Quantise, Reshape
+from blockc.ir.derive import Derivation, Quantise, Reshape
 from blockc.ops.base import last_axis, rand
 from blockc.ort.ops.rows import MICROSOFT
 
 Level = Literal[0, 4]
 
 
-def tensors_of(weight: Param, blocks: Blocks) -> tuple[Quantise, ...]:
-    """What a matrix becomes: its codes, its scales, and its lows where the blocks have any."""
-    tensors = ("codes", "scales", "lows") if blocks.lows else ("codes", "scales")
-    return tuple(Quantise((weight.name,), tensor, blocks) for tensor in tensors)
+def _tensors_of(weight: Param, blocks: Blocks) -> dict[str, Derivation]:
+    """What a matrix becomes, by name: its codes, its scales, and its lows where the blocks have any."""
+    codes: dict[str, Derivation] = {"codes": Quantise((weight.name,), "codes", blocks)}
+    scales = codes | {"scales": Quantise((weight.name,), "scales", blocks)}
+    return scales | ({"lows": Quantise((weight.name,), "lows", blocks)} if blocks.lows else {})
+
+
+def _params_of(weight: Param, derivations: Mapping[str, Derivation]) -> tuple[Param, ...]:
+    return tuple(each.param_of(name, {weight.name: weight}) for name, each in derivations.items())
 
 
 @dataclass(frozen=True)
@@ -85,8 +90,11 @@ class BlockLinear(Op):
 
     def params(self) -> tuple[Param, ...]:
         weight = Param("weight", (self.outputs, self.inputs), "matrix")
-        own = tuple(each.param(each.tensor, weight) for each in tensors_of(weight, self.blocks))
+        own = _params_of(weight, self.derivations(weight))
         return (*own, Param("bias", (self.outputs,), "bias")) if self.bias else own
+
+    def derivations(self, weight: Param) -> dict[str, Derivation]:
+        return _tensors_of(weight, self.blocks)
 
     def flops(self, *args: Type) -> Dim:
         return product(args[0].shape) * (2 * self.outputs)
@@ -133,15 +141,13 @@ class BlockEmbed(Op):
 
     def params(self) -> tuple[Param, ...]:
         weight = Param("weight", (self.rows, self.width), "table")
-        codes, *others = tensors_of(weight, self.blocks)
-        return (
-            self.flatten(codes).param("rows", codes.param("codes", weight)),
-            *(o.param(o.tensor, weight) for o in others),
-        )
+        return _params_of(weight, self.derivations(weight))
 
-    def flatten(self, codes: Quantise) -> Reshape:
-        """The codes with one axis for a row."""
-        return Reshape((codes,), (self.rows, self.blocks.count(self.width) * self.blocks.bytes))
+    def derivations(self, weight: Param) -> dict[str, Derivation]:
+        """The tensors of the table; its codes, `rows`, have one axis for a row."""
+        made = _tensors_of(weight, self.blocks)
+        rows = Reshape((made.pop("codes"),), (self.rows, self.blocks.count(self.width) * self.blocks.bytes))
+        return {"rows": rows, **made}
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         codes, *others = (param[args[0]] for param in params)
