@@ -22,7 +22,7 @@ from blockc.products.manifest import MANIFEST, FolderError, read_manifest
 from blockc.proof import prove
 from blockc.proof.probes import KERNEL, TOLERANCE
 from blockc.runtime import Session, SessionError
-from blockc.weights import plan as plans
+from blockc.weights import data as files
 from blockc.weights import quantise
 from blockc.weights.plan import DATA
 from tests.checkpoints import kept, save, save_sharded, tensors, twin
@@ -117,7 +117,7 @@ def test_deep_finds_codes_that_are_not_of_the_weights(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One code of a matrix, a scale a little too large, and rows that were written in another order."""
-    right, convert = quantise.quantise_rows, plans._convert  # pyright: ignore[reportPrivateUsage]
+    right, convert = quantise.quantise_rows, files._convert  # pyright: ignore[reportPrivateUsage]
 
     def wrong(rows: Array, *given: Any, **said: Any) -> Any:
         codes, scales, lows = right(rows, *given, **said)
@@ -131,7 +131,7 @@ def test_deep_finds_codes_that_are_not_of_the_weights(
         def turned(piece: Array, dtype: str, own: FloatType) -> Array:
             return convert(piece[::-1] if dtype == "uint8" else piece, dtype, own)
 
-        monkeypatch.setattr(plans, "_convert", turned)
+        monkeypatch.setattr(files, "_convert", turned)
     with pytest.raises(CheckpointError, match="further than half a step from the weights"):
         built(tmp_path, INT8, deep=True)
     assert not (tmp_path / "out").exists()
