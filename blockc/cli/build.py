@@ -48,8 +48,9 @@ def build(
     logits: Annotated[
         str,
         typer.Option(
-            metavar="all|last|K",
-            help="Which logits model.onnx returns: of all tokens, of the last one, or its K highest with their tokens.",
+            metavar="all|last|last:N|K",
+            help="Which logits model.onnx returns: of all tokens, of the last one, of the last N of a call, or the K "
+            "highest of the last one with their tokens.",
         ),
     ] = "all",
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Skip the proof of the twin.")] = False,
@@ -174,7 +175,8 @@ def build(
         stop(USAGE, "--set makes another model: say where it goes with --out DIR")
     if out == "":
         stop(USAGE, "--out is empty: name a folder, or say . for the one you are in")
-    target = Target(ep, dtype or DEFAULT[ep], _parse_logits(logits), cache or "joined", padding=padding, opset=opset)
+    which, last = _parse_logits(logits)
+    target = Target(ep, dtype or DEFAULT[ep], which, cache or "joined", padding=padding, opset=opset, last=last)
     model = api.compile(file, assignments)
     target = replace(target, quant=read_recipe(quant, quant_policy, model))
     if weights != file:  # for a folder's own config.json, the build's notes have them
@@ -210,9 +212,11 @@ def build(
     print(built.line)
 
 
-def _parse_logits(said: str) -> Logits:
+def _parse_logits(said: str) -> tuple[Logits, int]:
+    """(Which logits; of how many last tokens.)"""
     if said == "all" or said == "last":
-        return said
-    if said.isascii() and said.isdigit() and int(said) > 0:
-        return int(said)
-    return stop(USAGE, f"--logits {said}: expected all, last, or how many of the highest, 1 or more")
+        return said, 1
+    word, _, number = said.rpartition(":")
+    if word in ("", "last") and number.isascii() and number.isdigit() and int(number) > 0:
+        return ("last", int(number)) if word else (int(number), 1)
+    return stop(USAGE, f"--logits {said}: expected all, last, last:N for the last N, or how many of the highest")

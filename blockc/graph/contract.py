@@ -4,7 +4,8 @@ The proof, the runtimes, reports and both emitters read it to feed a graph. It i
 `verify` derives it again.
 
 input_ids (B, S), attention_mask (B, T), position_ids (B, S), with a buffer write_indices (B)
-logits (B, S, V), or (B, 1, V) of the last token alone, or top_logits and top_tokens (B, 1, k)
+logits (B, S, V), or (B, 1, V) of the last token alone, or (B, min(S, N), V) of the last N, or top_logits and top_tokens
+(B, 1, k)
 past_key_values.N.<state> and present.N.<state>: what the N-th op that remembers holds
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from blockc.ir import B, Dtype, Function, Input, M, Node, P, S, Sides, Type, Value, functions_of, is_past
+from blockc.ir import B, Dtype, Function, Input, M, Node, P, Sides, Type, Value, functions_of, is_past, parse_at_most
 
 IDS, MASK, POSITIONS, WHERE = "input_ids", "attention_mask", "position_ids", "write_indices"
 LOGITS, TOP_LOGITS, TOP_TOKENS = "logits", "top_logits", "top_tokens"
@@ -104,8 +105,21 @@ class Contract:
     @property
     def logits_of_every_token(self) -> bool:
         """Whether logits of every new token are returned, and not only of the last one."""
-        port = self.output(LOGITS)
-        return port is not None and port.shape[1] == str(S)
+        return self.last is None
+
+    @property
+    def last(self) -> int | None:
+        """Of how many last tokens of a call logits are returned; None: of every one."""
+        port = self.output(LOGITS) or self.output(TOP_LOGITS)
+        size = 1 if port is None else port.shape[1]
+        if isinstance(size, int):
+            return size
+        found = parse_at_most(size)
+        return None if found is None else found[1]
+
+    def rows_of(self, tokens: int) -> int:
+        """Of how many tokens a call with so many new ones returns logits."""
+        return tokens if self.last is None else min(tokens, self.last)
 
     @property
     def fixed(self) -> bool:

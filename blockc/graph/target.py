@@ -23,6 +23,7 @@ class Target:
     """`provider` names the execution provider of onnxruntime whose own operators are used; None: any runtime's.
 
     `logits` are returned for all tokens or the last one; a number k: the k highest of the last one, with their tokens.
+    `last`, with logits of the last token: of so many last tokens of a call, or of all of them if these are fewer.
     `cache` is how the portable graph keeps keys and values: `joined`, past and new in a new tensor, or `buffer`, new
     ones written into a tensor of fixed length. A provider's own attention takes both. `packed`: the weights are
     copied and may be joined, so that queries, keys and values are one product. `padding` is where a
@@ -40,6 +41,7 @@ class Target:
     padding: Padding = "any"
     opset: int | None = None
     quant: Quant | None = None
+    last: int = 1
 
     def __post_init__(self) -> None:
         if self.provider is not None and self.cache == "buffer":
@@ -52,6 +54,11 @@ class Target:
             raise UsageError(f"{self.opset}: expected {OPSETS.start} to {OPSETS[-1]}", "opset")
         if self.logits not in ("all", "last") and (type(self.logits) is not int or self.logits < 1):
             raise UsageError(f"{self.logits!r}: expected all, last, or how many of the highest, 1 or more", "logits")
+
+        if type(self.last) is not int or self.last < 1:
+            raise UsageError(f"{self.last!r}: expected a number of tokens, 1 or more", "last")
+        if self.last > 1 and self.logits != "last":
+            raise UsageError(f"is for logits of the last tokens, and these are {self.logits}", "last")
 
     @property
     def by_rows(self) -> bool:

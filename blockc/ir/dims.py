@@ -2,16 +2,19 @@
 
     B * (S + P) == B * S + B * P        S + P != P + 1
 
-B is the batch, S the new tokens, P the past tokens, M the length of a cache that is fixed.
+B is the batch, S the new tokens, P the past tokens, M the length of a cache that is fixed. min(S, 8) is a symbol of its
+own, whose size follows from that of S.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 Monomial = tuple[str, ...]
+_AT_MOST = re.compile(r"min\((\w+), ([0-9]+)\)", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +62,7 @@ class Dim:
         total = 0
         for monomial, coefficient in self.terms:
             for symbol in monomial:
-                coefficient *= sizes[symbol]
+                coefficient *= _size_of(symbol, sizes)
             total += coefficient
         return total
 
@@ -105,6 +108,26 @@ def dim(value: Dim | int) -> Dim:
 
 def symbol(name: str) -> Dim:
     return Dim.of({(name,): 1})
+
+
+def at_most(size: Dim, most: int) -> Dim:
+    """min(size, most), of a symbol or a number."""
+    if size.value is not None:
+        return dim(min(size.value, most))
+    if size.symbol is None:
+        raise ValueError(f"min({size}, {most}) is not of one symbol")
+    return symbol(f"min({size.symbol}, {most})")
+
+
+def parse_at_most(name: str) -> tuple[str, int] | None:
+    """(The symbol, the number) of min(symbol, number); None for any other symbol."""
+    found = _AT_MOST.fullmatch(name)
+    return (found[1], int(found[2])) if found else None
+
+
+def _size_of(name: str, sizes: Mapping[str, int]) -> int:
+    found = parse_at_most(name)
+    return sizes[name] if found is None else min(sizes[found[0]], found[1])
 
 
 def product(dims: Iterable[Dim | int]) -> Dim:

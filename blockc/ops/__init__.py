@@ -41,7 +41,7 @@ from blockc.ops.scaling import (
     YarnScaling,
 )
 from blockc.ops.sinks import SinkAttention, Sinks
-from blockc.ops.top import Top
+from blockc.ops.top import LastIndices, Top
 from blockc.ops.xielu import Xielu
 
 # Every op with a meaning of its own: the parametrised test runs over the samples of each.
@@ -56,8 +56,8 @@ ALL: tuple[type[Op], ...] = (
     RotaryInterleaved,
     # attention
     SplitHeads, Attention, Sinks, SinkAttention, MergeHeads, Extend,
-    # the last token
-    LastIndex, TakeToken, Top,
+    # the last tokens
+    LastIndex, LastIndices, TakeToken, Top,
 )  # fmt: skip
 
 __all__ = [
@@ -77,6 +77,7 @@ __all__ = [
     "HeadGain",
     "KeyPositions",
     "LastIndex",
+    "LastIndices",
     "LayerNorm",
     "Linear",
     "LinearScaling",

@@ -298,10 +298,10 @@ class LastIndex(Op):
 
 @dataclass(frozen=True)
 class TakeToken(Op):
-    """y[b] = x[b, index[b]]: (B, S, ...), (B, 1) -> (B, 1, ...)"""
+    """y[b, l] = x[b, index[b, l]]: (B, S, ...), (B, L) -> (B, L, ...)"""
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
-        return (args[0].with_axis(1, 1),)
+        return (args[0].with_axis(1, args[1].shape[1]),)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         rows = np.arange(len(args[0]))[:, None]
@@ -323,5 +323,6 @@ class TakeToken(Op):
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        index = np.array([[2], [0]])
-        return Sample(TakeToken(), (rand(2, 3, 4), index)), Sample(TakeToken(), (np.arange(6).reshape(2, 3), index))
+        index, several = np.array([[2], [0]]), np.array([[1, 2], [0, 0]])
+        whole, numbers = rand(2, 3, 4), np.arange(6).reshape(2, 3)
+        return tuple(Sample(TakeToken(), args) for args in ((whole, index), (numbers, index), (whole, several)))

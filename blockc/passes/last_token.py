@@ -1,4 +1,4 @@
-"""last_token: logits of the last token alone, picked as early in the last layer as the graph allows.
+"""last_token: logits of the last token, or of several, picked as early in the last layer as the graph allows.
 
 The last token is the one at the largest position, not at index -1, so padding may stand on either side.
 """
@@ -9,15 +9,15 @@ from dataclasses import replace
 
 from blockc.graph.contract import IDS, LOGITS, MASK
 from blockc.ir import Function, Node, Value, ancestors_of, apply
-from blockc.ops import LastIndex, QueryPositions, TakeToken
+from blockc.ops import LastIndex, LastIndices, QueryPositions, TakeToken
 
 
-def keep_last_token(function: Function) -> Function:
-    """Logits of the last token only: (B, S, V) -> (B, 1, V). Takes an inlined function.
+def keep_last_token(function: Function, count: int = 1) -> Function:
+    """Logits of the last tokens only: (B, S, V) -> (B, min(S, count), V). Takes an inlined function.
 
     Ops that work token by token are moved after the pick, back to where keys, values or the cache need all tokens.
     """
-    picked = _Pick(function).value()
+    picked = _Pick(function).value(count)
     outputs = ((name, picked if name == LOGITS else value) for name, value in function.outputs)
     return replace(function, outputs=tuple(outputs))
 
@@ -60,8 +60,11 @@ class _Pick:
                 wanted |= {v.node for v, axis in zip(n.inputs, self._axes(n)[0], strict=True) if axis is not None}
         return wanted
 
-    def value(self) -> Value:
-        index = apply(LastIndex(), self._positions(), name="last")
+    def value(self, count: int) -> Value:
+        positions = self._positions()
+        index = apply(LastIndex(), positions, name="last")
+        if count > 1:
+            index = apply(LastIndices(count), index, positions, name=f"last_{count}")
         new: dict[Value, Value] = {}
 
         def one(value: Value) -> Value:

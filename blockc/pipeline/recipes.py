@@ -44,7 +44,7 @@ def _fuse(target: Target) -> tuple[Pass, ...]:
 
 
 def _take_last(target: Target) -> tuple[Pass, ...]:
-    return () if target.logits == "all" else (Plain(keep_last_token),)
+    return () if target.logits == "all" else (Plain(keep_last_token, (target.last,)),)
 
 
 def _take_top(target: Target) -> tuple[Pass, ...]:

@@ -38,6 +38,8 @@ def _requires(target: Target) -> str:
     if target.cache == "buffer":
         unfed = "it does not feed model.onnx its input write_indices"
         return f"{unfed}: build with --cache joined, or for a provider with --ep"
+    if target.last > 1:
+        return "it reads logits of one token: build with --logits last"
     if target.top:
         return "it picks from all logits of a token: build with --logits last"
     return ""

@@ -37,6 +37,7 @@ SPEC = "spec.resolved.yaml"
 TEXTS = ("model.py", "graph.txt", "report.json", SPEC)
 _FIXED = frozenset({*TEXTS, MODEL, PROOF, *COMPANIONS})
 _WEIGHTS = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")  # as a checkpoint's files are called
+_OPTIONS = {"opset": None, "quant": None, "last": 1}  # of a target, with what each is by default
 FORMAT = 2  # raised whenever the set of keys changes
 
 
@@ -149,9 +150,9 @@ class Manifest(BaseModel):
 
     @field_serializer("target", mode="wrap")
     def _serialise_target(self, target: Target, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out an opset or quant that was not asked for, as in manifests written before the options existed."""
+        """Leaves out an option that was not asked for, as in manifests written before it existed."""
         said: dict[str, Any] = written(target)
-        return {key: value for key, value in said.items() if key not in ("opset", "quant") or value is not None}
+        return {key: value for key, value in said.items() if key not in _OPTIONS or value != _OPTIONS[key]}
 
     @model_validator(mode="after")
     def _has_every_file(self) -> Manifest:

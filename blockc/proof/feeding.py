@@ -95,14 +95,14 @@ def run_in_chunks(
 ) -> Array:
     """Logits in the columns of the case, (B, length, V); (B, calls, V) from a graph that returns one row a call.
 
-    Where a graph returns only the highest logits, all others are -inf.
+    Where a graph returns only the highest logits, or those of the last tokens, all others are -inf.
     """
     state = empty_states(contract, case, dtype)
     parts: list[Array] = []
     for feed in feeds_of(contract, case):
         outputs = call(feed.inputs | state)
         logits = _scatter(outputs, contract.vocab or 0) if contract.top else outputs[LOGITS]
-        parts.append(_place(logits, feed.columns) if contract.logits_of_every_token else logits)
+        parts.append(logits if contract.last == 1 else _place(logits, feed.columns, contract))
         state = {held.past: outputs[held.present] for held in contract.held}
     return np.concatenate(parts, axis=1)
 
@@ -117,10 +117,16 @@ def _scatter(outputs: Arrays, vocab: int) -> Array:
     return whole
 
 
-def _place(logits: Array, columns: Array) -> Array:
-    """Each row's logits in the columns that its tokens have in the case."""
-    first = columns.max(initial=0, where=columns >= 0) - columns.shape[1] + 1
-    placed = np.zeros_like(logits)
-    rows, at = np.nonzero(columns >= 0)
-    placed[rows, columns[rows, at] - first] = logits[rows, at]
+def _place(logits: Array, columns: Array, contract: Contract) -> Array:
+    """Each row's logits in the columns that its tokens have in the case. Raises ValueError for more or fewer."""
+    rows, tokens = columns.shape
+    given = contract.rows_of(tokens)
+    if logits.shape[:2] != (rows, given):
+        raise ValueError(f"logits of {logits.shape[1]} tokens, expected {given}")
+    placed = np.full((rows, tokens, logits.shape[2]), -np.inf, logits.dtype)
+    first = columns.max(initial=0, where=columns >= 0) - tokens + 1
+    for row, places in enumerate(columns):
+        real = np.flatnonzero(places >= 0)
+        at = real if contract.last is None else np.arange(given)[given - len(real[-given:]) :]
+        placed[row, places[real[-given:]] - first] = logits[row, at]
     return placed

@@ -143,8 +143,9 @@ class Proof:
 
 
 def targets_of(target: Target) -> tuple[Target, ...]:
-    """The targets that a build is proved on: portable, CPU, its own with all logits, and its own with the top K."""
-    return tuple(dict.fromkeys((*TARGETS, replace(target, logits="all"), *([target] if target.top else []))))
+    """The targets that a build is proved on: portable, CPU, its own with all logits, and its own with only some."""
+    some = [target] if target.top or target.last > 1 else []
+    return tuple(dict.fromkeys((*TARGETS, replace(target, logits="all", last=1), *some)))
 
 
 def prove(
@@ -173,7 +174,7 @@ def prove(
             runner = maker()  # one by one, so that memory holds one graph
             for ran, case in enumerate(chosen):
                 progress(f"proving {twin.spec.name}", made * len(chosen) + ran, len(makers) * len(chosen))
-                if case.labels and (isinstance(runner, Onnx) or runner.contract.top):
+                if case.labels and (isinstance(runner, Onnx) or runner.contract.last is not None):
                     continue  # an ONNX graph has no labels, and the loss needs all logits
                 if not (case.masked or isinstance(runner, Torch)):
                     continue  # a graph always takes a mask
@@ -245,8 +246,8 @@ def _target_makers(
         yield lambda: Oracle(twin.flatten(target), f"oracle{_target_text(target)}", derived=twin.derivations(target))
     if "onnxruntime" in missing or target.dtype not in RUN_AS:
         return
-    for logits in (target.logits,) if target.top else ("all", "last"):
-        one = replace(target, logits=logits)
+    own = target.top or target.last > 1
+    for one in (target,) if own else (replace(target, logits="all"), replace(target, logits="last")):
         yield partial(_make_onnx, twin, one, given[1] if given is not None and given[0] == one else None)
     if target.provider == "cuda" and target.dtype != "fp32":
         # The same nodes in float32, for which the CPU has kernels: the bound is as tight as the portable graph's.
@@ -270,7 +271,8 @@ def _target_text(target: Target) -> str:
         "by rows": target.padding == "right",
         "packed": target.packed,
         "buffer": target.cache == "buffer",
-        "last token": target.logits == "last",
+        "last token": target.logits == "last" and target.last == 1,
+        f"last {target.last} tokens": target.last > 1,
         f"top {target.top}": target.top > 0,
         f"opset {target.opset}": target.opset is not None,
         target.quant.name if target.quant else "": target.quant is not None,
@@ -341,7 +343,7 @@ def compare_run(oracle: Truth, runner: Runner, case: Case) -> Row:
             runner.name, case.name, dtype, float("inf"), 0.0, TOLERANCE[dtype], f"{type(error).__name__}: {first[:200]}"
         )
     wanted, got = _compared_rows(case, truth, answer.logits)
-    if runner.contract.top:
+    if runner.contract.top or runner.contract.last not in (None, 1):
         got = [fill(w, g) for w, g in zip(wanted, got, strict=True)]
     spread = float(np.std(np.concatenate(truth)))
     error = (

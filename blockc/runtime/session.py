@@ -156,7 +156,7 @@ class Session:
         if self.model.contract.top:
             return TopLogits(outputs[TOP_LOGITS][:, 0].copy(), outputs[TOP_TOKENS][:, 0].copy())
         logits, every = outputs[LOGITS], self.model.contract.logits_of_every_token
-        rows = logits[np.arange(len(ids)), counts - 1] if every else logits[:, 0]
+        rows = logits[np.arange(len(ids)), counts - 1] if every else logits[:, -1]
         return widen(rows, "BF16") if rows.dtype == np.uint16 else rows.astype(np.float32)
 
     def _check_rows(self, ids: Array, counts: Array, room: int) -> Array:
@@ -244,7 +244,7 @@ class Session:
         """Runs a call of any shape. Memory of outputs is kept, except for the logits of a whole prompt."""
         for name, each in self.inputs.items():
             each.write(given[name])
-        tokens = new if self.model.contract.logits_of_every_token else 1
+        tokens = self.model.contract.rows_of(new)
         kept = self.outputs if tokens == 1 else {name: HostTensor(each.element) for name, each in self.outputs.items()}
         ports = self.model.contract.outputs
         made = {port.name: kept[port.name].reshape(rows, tokens, self.model.width(port)) for port in ports}

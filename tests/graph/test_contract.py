@@ -52,6 +52,7 @@ TARGETS = {
     "last": Target(logits="last"),
     "buffer": Target(cache="buffer"),
     "top": Target(logits=3),
+    "last 4": Target(logits="last", last=4),
     "fused": Target("cpu"),
     "by rows": Target("cpu", padding="right"),
     "for cuda": Target("cuda", "fp16"),
@@ -87,14 +88,16 @@ def test_a_contract_is_what_onnxruntime_finds(name: str, target: str) -> None:
 def test_a_contract_says_how_a_graph_is_fed() -> None:
     says = {name: twin("llama3-8b").contract(target) for name, target in TARGETS.items()}
     assert {name: each.feeding for name, each in says.items()} == {
-        "portable": "joined", "last": "joined", "top": "joined", "fused": "joined",
+        "portable": "joined", "last": "joined", "last 4": "joined", "top": "joined", "fused": "joined",
         "buffer": "buffer", "by rows": "rows", "for cuda": "rows",
     }  # fmt: skip
     assert {name for name, each in says.items() if each.one_row} == {"fused", "by rows", "for cuda"}
     assert {name for name, each in says.items() if each.fixed} == {"buffer", "by rows", "for cuda"}
     in_place = {name for name, each in says.items() if all(held.in_place for held in each.held)}
     assert in_place == {"fused", "buffer", "by rows", "for cuda"}
-    assert {name for name, each in says.items() if not each.logits_of_every_token} == {"last", "top"}
+    assert {name for name, each in says.items() if not each.logits_of_every_token} == {"last", "last 4", "top"}
+    assert {name: each.last for name, each in says.items() if each.last} == {"last": 1, "last 4": 4, "top": 1}
+    assert [says[name].rows_of(6) for name in ("portable", "last", "last 4")] == [6, 1, 4]
     assert {name: each.top for name, each in says.items() if each.top} == {"top": 3}
     first = says["buffer"].held[0]
     assert first == StatePort("past_key_values.0.key", "present.0.key", 0, "key", "float", ("B", 2, "M", 16), 2, True)
