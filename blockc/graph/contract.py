@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from blockc.ir import B, Dtype, Function, Input, M, Node, P, Sides, Type, Value, functions_of, is_past, parse_at_most
@@ -96,7 +97,7 @@ class Contract:
     def output(self, name: str) -> Port | None:
         return next((port for port in self.outputs if port.name == name), None)
 
-    @property
+    @cached_property
     def top(self) -> int:
         """How many of the highest logits are returned, largest first; 0: all."""
         port = self.output(TOP_TOKENS)
@@ -107,7 +108,7 @@ class Contract:
         """Whether logits of every new token are returned, and not only of the last one."""
         return self.last is None
 
-    @property
+    @cached_property
     def last(self) -> int | None:
         """Of how many last tokens of a call logits are returned; None: of every one."""
         port = self.output(LOGITS) or self.output(TOP_LOGITS)
@@ -121,7 +122,7 @@ class Contract:
         """Of how many tokens a call with so many new ones returns logits."""
         return tokens if self.last is None else min(tokens, self.last)
 
-    @property
+    @cached_property
     def fixed(self) -> bool:
         """Whether a decode step can be bound once, and run again to the same effect.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -70,54 +69,45 @@ class DeviceTensor:
 
 
 class SessionCache:
-    """The states of all layers, bound as past and present of every call; those that grow have `length` tokens.
+    """The states of all layers; those that grow in place have `length` tokens.
 
-    A layer whose graph writes in place has one buffer for both. In another layer each present is a new tensor, which is
-    the past of the next call; `length` does not matter there. Buffers start as zeros, because slots that are not seen
-    have the weight 0, and 0 * NaN is not 0.
+    A layer whose graph writes in place has one buffer for past and present. In another layer each present is a new
+    tensor, which is the past of the next call; `length` does not matter there. Buffers start as zeros, because slots
+    that are not seen have the weight 0, and 0 * NaN is not 0.
     """
 
     def __init__(self, model: OpenModel, rows: int, length: int) -> None:
         self.model, self.rows, self.length = model, rows, length
-        self.binding = model.session.io_binding()
-        for port in model.contract.outputs:
-            self.binding.bind_output(port.name, "cpu")  # get_outputs() returns these first
-        self.buffers: dict[str, Any] = {}
-        for held in model.contract.held:
-            if held.in_place:
-                self._fix(held, self._zeros(held))
-            else:
-                self._pass_on(held, self._first(held))
+        self.version = 0  # raised when buffers move
+        self.buffers: dict[str, Any] = {
+            held.past: self._place(self._zeros(held)) if held.in_place else self._first(held)
+            for held in model.contract.held
+        }
 
     @property
     def in_place(self) -> bool:
         return all(held.in_place for held in self.model.contract.held)
 
-    def run(self, inputs: Mapping[str, HostTensor], outputs: Mapping[str, HostTensor]) -> None:
-        """Runs one call. It updates the states here, and writes its other outputs to `outputs`."""
-        for name, kept in inputs.items():
-            self.binding.bind_ortvalue_input(name, kept.value)
-        for name, kept in outputs.items():
-            self.binding.bind_ortvalue_output(name, kept.value)
-        self.model.session.run_with_iobinding(self.binding, self.model.options(-1))
-        self.binding.synchronize_outputs()
-        if not self.in_place:
-            presents = self.binding.get_outputs()[len(outputs) :]
-            for held, value in zip(self.model.contract.held, presents, strict=True):
-                if not held.in_place:
-                    self._pass_on(held, value)
-
     def grow(self, length: int) -> None:
         """Makes the buffers longer and keeps their content. It goes layer by layer, so that little is held twice."""
         longer = length - self.length
         self.length = length
+        self.version += 1
         for held in self.model.contract.held:
             if held.in_place and held.grows is not None:
                 room = [(0, longer if axis == held.grows else 0) for axis in range(len(held.shape))]
-                self._fix(held, np.pad(self.buffers[held.past].numpy(), room))
+                self.buffers[held.past] = self._place(np.pad(self.buffers[held.past].numpy(), room))
 
     def bind(self, binding: Any, held: StatePort) -> None:
-        """Binds a buffer as past and present, by its address, since NumPy has only the bits of bf16."""
+        """Binds a state as past and present.
+
+        A buffer is bound by its address, since NumPy has only the bits of bf16. For a present that is a new tensor,
+        onnxruntime allocates the memory.
+        """
+        if not held.in_place:
+            binding.bind_ortvalue_input(held.past, self.buffers[held.past])
+            binding.bind_output(held.present, self.model.provider)
+            return
         address = self.buffers[held.past].data_ptr()
         place = (self.model.provider, 0, self.model.type_of(held.dtype), self._shape(held), address)
         binding.bind_input(held.past, *place)
@@ -139,15 +129,8 @@ class SessionCache:
             value.update_inplace(self._zeros(held))
         return value
 
-    def _fix(self, held: StatePort, array: Array) -> None:
-        """Makes the array past and present of all calls. On the CPU it is the buffer itself, elsewhere it is copied."""
+    def _place(self, array: Array) -> Any:
+        """The array in the provider's memory. On the CPU it is the buffer itself, elsewhere it is copied."""
         from onnxruntime import OrtValue
 
-        self.buffers[held.past] = OrtValue.ortvalue_from_numpy(array, self.model.provider, 0)
-        self.bind(self.binding, held)
-
-    def _pass_on(self, held: StatePort, value: Any) -> None:
-        """Binds a value as the next call's past, and lets onnxruntime allocate the present."""
-        self.binding.bind_ortvalue_input(held.past, value)
-        self.binding.bind_output(held.present, self.model.provider)
-        self.buffers[held.past] = value
+        return OrtValue.ortvalue_from_numpy(array, self.model.provider, 0)

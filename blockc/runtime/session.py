@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, TOP_LOGITS, TOP_TOKENS, WHERE
+from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, TOP_LOGITS, TOP_TOKENS, WHERE, Contract
 from blockc.graph.target import Provider
 from blockc.ir import Array, Sides
-from blockc.runtime.cache import HostTensor, SessionCache
+from blockc.runtime.binding import BoundGraph
+from blockc.runtime.cache import SessionCache
 from blockc.runtime.opening import OpenModel, SessionError, open_model
 from blockc.runtime.sampling import Choose, Logits, Sampler, TopLogits, greedy
 from blockc.runtime.step import DecodeStep
@@ -53,8 +54,7 @@ class Session:
 
     def _start(self, model: OpenModel) -> None:
         self.model = model
-        self.inputs = {port.name: HostTensor(model.type_of(port.dtype)) for port in model.contract.inputs}
-        self.outputs = {port.name: HostTensor(model.type_of(port.dtype)) for port in model.contract.outputs}
+        self.graph = BoundGraph(model)
         self.cache: SessionCache | None = None
         self.step: DecodeStep | None = None
         self._graphs = 0  # captured so far
@@ -96,6 +96,39 @@ class Session:
         for i, row in enumerate(rows):
             ids[i, : len(row)] = row
         return self._call(ids, counts, room)
+
+    def extend(self, tokens: Sequence[int]) -> Logits:
+        """Reads new tokens of the one row. Returns float32 logits (S, V) after each of them. Raises SessionError."""
+        if len(self._lengths) > 1:
+            raise SessionError(f"{len(self._lengths)} rows are open, and one is extended by several tokens")
+        if not tokens:
+            raise SessionError("no token was given: one or more extend a row")
+        contract = self.model.contract
+        if contract.top or contract.rows_of(len(tokens)) < len(tokens):
+            raise SessionError(
+                f"{self.model.name}: {len(tokens)} tokens were given, and {_told_of(contract)}: build it with --logits "
+                f"last:{len(tokens)}, or more"
+            )
+        outputs = self._run(np.array([tokens], np.int64), np.array([len(tokens)], np.int64), 0)
+        return _float32(outputs[LOGITS][0])
+
+    def rewind(self, length: int) -> None:
+        """Forgets the tokens of the one row after its first `length` ones. Raises SessionError."""
+        if len(self._lengths) != 1 or not 0 < length <= self._lengths[0]:
+            raise SessionError(f"a rewind to {length} tokens, and the rows have {', '.join(map(str, self.lengths))}")
+        if why := self.why_no_rewind:
+            raise SessionError(f"{self.model.name}: {why}")
+        self._lengths[0] = self._columns = length
+        self._mask[0, length:] = 0
+
+    @property
+    def why_no_rewind(self) -> str:
+        """Why tokens cannot be forgotten; empty if they can: then a later token is written in their place."""
+        if all(held.in_place and held.grows is not None for held in self.model.contract.held):
+            return ""
+        return (
+            "its cache is not a buffer in which a token can be written over: build it with --ep cpu or --cache buffer"
+        )
 
     def decode(self, tokens: Sequence[int] | Array) -> Logits:
         """Reads the next token of each row. Returns logits (B, V) after it, as prefill does. Raises SessionError."""
@@ -141,23 +174,28 @@ class Session:
                 logits = self.prefill(texts, room=left - 1)
 
     def _call(self, ids: Array, counts: Array, room: int) -> Logits:
+        outputs = self._run(ids, counts, room)
+        if self.model.contract.top:
+            return TopLogits(outputs[TOP_LOGITS][:, 0].copy(), outputs[TOP_TOKENS][:, 0].copy())
+        logits, every = outputs[LOGITS], self.model.contract.logits_of_every_token
+        return _float32(logits[np.arange(len(ids)), counts - 1] if every else logits[:, -1])
+
+    def _run(self, ids: Array, counts: Array, room: int) -> dict[str, Array]:
+        """Reads tokens (B, S), of each row the first `counts`. The outputs stay in memory that the next call writes."""
         before = self._check_rows(ids, counts, room)
+        rows, new = ids.shape
         joined = self.model.contract.feeding == "joined"
         first = np.full_like(before, self._columns) if joined else before  # where each row's new tokens go
-        cache = self._reserve(len(ids), int(first.max()) + ids.shape[1], room)
-        step = self._bind_step(cache) if self.model.binds_steps and ids.shape[1] == 1 and before.all() else None
+        cache = self._reserve(rows, int(first.max()) + new, room)
+        step = self._bind_step(cache) if self.model.binds_steps and new == 1 and before.all() else None
         given = self._make_inputs(ids, counts, before, first, whole=step is not None or self.buffered)
         if step is not None:
             step.run(given)
             outputs = {name: tensor.read() for name, tensor in step.outputs.items()}
         else:
-            outputs = self._run(cache, given, *ids.shape)
+            outputs = self.graph.run(cache, given, rows, self.model.contract.rows_of(new))
         self._lengths = before + counts
-        if self.model.contract.top:
-            return TopLogits(outputs[TOP_LOGITS][:, 0].copy(), outputs[TOP_TOKENS][:, 0].copy())
-        logits, every = outputs[LOGITS], self.model.contract.logits_of_every_token
-        rows = logits[np.arange(len(ids)), counts - 1] if every else logits[:, -1]
-        return widen(rows, "BF16") if rows.dtype == np.uint16 else rows.astype(np.float32)
+        return outputs
 
     def _check_rows(self, ids: Array, counts: Array, room: int) -> Array:
         """The rows' lengths before these tokens. Raises SessionError for tokens that cannot extend the rows."""
@@ -205,7 +243,6 @@ class Session:
         longer = self.cache.length - self._mask.shape[1]
         if longer:
             self._mask = np.pad(self._mask, ((0, rows - len(self._mask)), (0, longer)))
-            self.inputs[MASK].reshape(*self._mask.shape)
         return self.cache
 
     def _round_up(self, length: int) -> int:
@@ -240,13 +277,13 @@ class Session:
             WHERE: first,
         }
 
-    def _run(self, cache: SessionCache, given: dict[str, Array], rows: int, new: int) -> dict[str, Array]:
-        """Runs a call of any shape. Memory of outputs is kept, except for the logits of a whole prompt."""
-        for name, each in self.inputs.items():
-            each.write(given[name])
-        tokens = self.model.contract.rows_of(new)
-        kept = self.outputs if tokens == 1 else {name: HostTensor(each.element) for name, each in self.outputs.items()}
-        ports = self.model.contract.outputs
-        made = {port.name: kept[port.name].reshape(rows, tokens, self.model.width(port)) for port in ports}
-        cache.run(self.inputs, kept)
-        return made
+
+def _float32(logits: Array) -> Array:
+    """A copy in fp32; bits of bf16 are widened."""
+    return widen(logits, "BF16") if logits.dtype == np.uint16 else logits.astype(np.float32)
+
+
+def _told_of(contract: Contract) -> str:
+    if contract.top:
+        return f"it gives the {contract.top} highest logits of one token"
+    return f"it gives logits of the last {contract.last}" if contract.last != 1 else "it gives logits of the last one"

@@ -180,20 +180,20 @@ def test_a_cache_is_one_buffer_and_steps_take_no_memory(target: str, folders: di
     assert session.step is None, "bound once, a step reads a mask as long as the buffers, which on the CPU is work"
 
     def small() -> dict[str, int]:
-        tensors = session.inputs | session.outputs
+        tensors = session.graph.inputs | session.graph.outputs
         return {name: tensor.value.data_ptr() for name, tensor in tensors.items() if name != "attention_mask"}
 
     pasts = {each.present: held.buffers[each.past].data_ptr() for each in session.model.contract.held}
     before = small()
     for _ in range(NEW - 1):
         session.decode([1, 2, 3])
-        logits, *presents = held.binding.get_outputs()
+        logits, *presents = session.graph.binding.get_outputs()
         states = zip(session.model.contract.held, presents, strict=True)
         assert {each.present: value.data_ptr() for each, value in states} == pasts
         assert {value.shape()[2] for value in presents} == {7 + NEW}
-        assert logits.data_ptr() == session.outputs["logits"].value.data_ptr()
+        assert logits.data_ptr() == session.graph.outputs["logits"].value.data_ptr()
         assert small() == before
-        assert session.inputs["attention_mask"].array.base is session.inputs["attention_mask"].flat
+        assert session.graph.inputs["attention_mask"].array.base is session.graph.inputs["attention_mask"].flat
 
 
 def test_in_a_mixed_model_each_layer_keeps_its_cache_as_it_can(folders: dict[tuple[str, str], Path]) -> None:
