@@ -61,7 +61,7 @@ def branching() -> onnx.ModelProto:
         helper.make_node("If", ["several"], ["logits"], **branches),
         *(helper.make_node("Tanh", [name], [present]) for name, present in past.items()),
     ]
-    kinds = {"one": (TensorProto.INT64, [], [1]), "depth": (TensorProto.INT64, [1], [9])}
+    kinds: dict[str, Any] = {"one": (TensorProto.INT64, [], [1]), "depth": (TensorProto.INT64, [1], [9])}
     kinds["values"] = (TensorProto.FLOAT, [2], [0.0, 1.0])
     graph = helper.make_graph(
         nodes,
