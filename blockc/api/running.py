@@ -80,12 +80,14 @@ def bench(
     threads: int | None = None,
     turns: int = 5,
     provider: Provider = "cpu",
+    ops: bool = False,
     said: Callable[[str], None] = _quiet,
 ) -> Bench:
     """Measures prefill and decode of builds in turns, each in its own process, beside the machine's floor.
 
-    `said` is called with a line for each step. The result's `text()` and `data()` are what the command prints. Raises
-    SessionError and WorkerError.
+    `ops` adds what a decode step takes by operator, by onnxruntime's own profile, on the CPU alone. `said` is called
+    with a line for each step. The result's `text()` and `data()` are what the command prints. Raises SessionError and
+    WorkerError.
     """
     from blockc.bench.measure import Measure, find_entries, run_bench
 
@@ -94,8 +96,12 @@ def bench(
         raise UsageError("nothing to measure: give lengths of prefill or decode")
     if bad := [n for n in (turns, *prefill, *decode, *([] if threads is None else [threads])) if n < 1]:
         raise UsageError(f"{bad[0]}: expected numbers of tokens, turns and threads, 1 or more")
+    if ops and not decode:
+        raise UsageError("is for decode steps: give lengths of decode", "ops")
+    if ops and provider == "cuda":
+        raise UsageError("is for the CPU: of cuda, onnxruntime's profile has the launches of kernels alone", "ops")
     found = find_entries(Path(folder), [Path(other) for other in against])
-    return run_bench(found, measures, provider=provider, threads=threads, turns=turns, said=said)
+    return run_bench(found, measures, provider=provider, threads=threads, turns=turns, ops=ops, said=said)
 
 
 @require_packages("run")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from blockc.bench.opening import open_session, weights_of
+from blockc.bench.profiling import RunClock, TimedRuns, cost_by_operator, read_runs
 from blockc.bench.protocol import UnableError, draw_tokens, memory, serve
 from blockc.graph.target import Provider
+from blockc.products.manifest import MODEL
 from blockc.runtime import ProviderError, Session, SessionError
+from blockc.runtime.opening import OpenModel, session_at
 
 
 class SessionWorker:
@@ -22,6 +27,7 @@ class SessionWorker:
         self.folder, self.shared, self.prepack = folder, shared, prepack
         self.provider: Provider = provider
         self.loaded: Session | None = None
+        self.threads, self.clock = 1, RunClock()
 
     @property
     def session(self) -> Session:
@@ -35,32 +41,57 @@ class SessionWorker:
         import onnxruntime
 
         start = time.perf_counter()
-        self.loaded = open_session(self.folder, self.provider, threads, self.shared, self.prepack)
+        opened = open_session(self.folder, self.provider, threads, self.shared, self.prepack)
         seconds = time.perf_counter() - start
+        self.threads = threads
+        self._start(opened.model, opened.model.session)
         self._steps(1, 1)
         return {
             "seconds": seconds,
             "memory": memory(),
             "weights": weights_of(self.folder),
             "versions": {"onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__},
-            "context": self.loaded.context,
+            "context": self.session.context,
         }
 
     def prefill(self, tokens: int, repeat: int) -> dict[str, Any]:
         return {"ms": [self._prefill(tokens, 0) for _ in range(repeat + 1)][1:]}
 
     def decode(self, context: int, steps: int) -> dict[str, Any]:
-        return {"ms": self._steps(context, steps + 1)[1:]}
+        taken = self._steps(context, steps + 1)[1:]
+        return {"ms": [ms for ms, _ in taken], "loop_ms": [loop for _, loop in taken]}
+
+    def ops(self, context: int, steps: int) -> dict[str, Any]:
+        """Profiles steps. It opens the model again, since only a new session can be profiled; the old one is freed."""
+        with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
+            model, self.loaded = replace(self.session.model, session=None), None
+            profile = Path(folder) / "profile"
+            opened = session_at(self.folder / MODEL, self.provider, self.threads, self.prepack, profile=profile)
+            self._start(model, opened)
+            taken = self._steps(context, steps + 1)[1:]
+            runs = read_runs(Path(opened.end_profiling()).read_text(encoding="utf-8", errors="replace"))
+        if len(runs) != self.clock.runs:
+            raise UnableError(f"onnxruntime's profile has {len(runs)} of {self.clock.runs} runs, so it was cut short")
+        return {"ms": [ms for ms, _ in taken], "ops": cost_by_operator(runs[-steps:])}
+
+    def _start(self, model: OpenModel, session: Any) -> None:
+        self.clock = RunClock()
+        self.loaded = Session.of(replace(model, session=TimedRuns(session, self.clock)))
 
     def _prefill(self, count: int, room: int) -> float:
         ids = draw_tokens(count, self.session.model.vocab)
         self.session.reset()
         return _time(partial(self.session.prefill, [ids], room))
 
-    def _steps(self, context: int, steps: int) -> list[float]:
+    def _steps(self, context: int, steps: int) -> list[tuple[float, float]]:
         self._prefill(context, steps)
-        ids = draw_tokens(steps, self.session.model.vocab)
-        return [_time(partial(self.session.decode, [token])) for token in ids]
+        return [self._step(token) for token in draw_tokens(steps, self.session.model.vocab)]
+
+    def _step(self, token: int) -> tuple[float, float]:
+        """Milliseconds of a step, and those of them outside onnxruntime's run."""
+        before = self.clock.seconds
+        ms = _time(partial(self.session.decode, [token]))
+        return ms, ms - 1000 * (self.clock.seconds - before)
 
 
 def _time(call: Callable[[], object]) -> float:
@@ -90,7 +121,12 @@ def main() -> None:
     parser.add_argument("--no-prepack", action="store_true")
     said = parser.parse_args()
     candidate = SessionWorker(said.folder, said.provider, said.shared, not said.no_prepack)
-    methods = {"load": candidate.load, "prefill": candidate.prefill, "decode": candidate.decode}
+    methods = {
+        "load": candidate.load,
+        "prefill": candidate.prefill,
+        "decode": candidate.decode,
+        "ops": candidate.ops,
+    }
     serve({name: as_handler(method) for name, method in methods.items()} | {"memory": lambda: memory() or {}})
 
 

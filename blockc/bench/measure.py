@@ -12,7 +12,15 @@ import numpy as np
 
 from blockc.bench.floors import Work
 from blockc.bench.opening import disk_of, is_build, is_shared
-from blockc.bench.turns import Worker, WorkerError, ask_by_turns, cores, start_workers, worker_command
+from blockc.bench.turns import (
+    Worker,
+    WorkerError,
+    ask_by_turns,
+    cores,
+    join_answers,
+    start_workers,
+    worker_command,
+)
 from blockc.graph.target import Provider
 from blockc.language.spec import load
 from blockc.pipeline.compiled import compile_spec
@@ -68,15 +76,47 @@ class Speed:
     by: str | None = None
 
 
+@dataclass(frozen=True)
+class OpTime:
+    """The nodes of one operator in a decode step, and the milliseconds that they take together."""
+
+    op: str
+    nodes: int
+    ms: float
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """Decode steps under onnxruntime's profiler: what each took, in milliseconds, and what operators take of one."""
+
+    ms: tuple[float, ...]
+    ops: tuple[OpTime, ...]
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.ms))
+
+    @property
+    def total(self) -> OpTime:
+        """All nodes together."""
+        return OpTime("all nodes", sum(op.nodes for op in self.ops), sum(op.ms for op in self.ops))
+
+
 @dataclass
 class Candidate:
-    """The results of one entry. `floor` is in milliseconds, where it is known."""
+    """The results of one entry. `floor` is in milliseconds, where it is known.
+
+    `loop` is what each decode step takes outside onnxruntime's run, in milliseconds. `profiles` is empty unless asked
+    for.
+    """
 
     entry: BenchEntry
     disk: int
     load: dict[str, Any]
     ms: dict[Measure, list[float]] = field(default_factory=dict[Measure, list[float]])
     floor: dict[Measure, float] = field(default_factory=dict[Measure, float])
+    loop: dict[Measure, list[float]] = field(default_factory=dict[Measure, list[float]])
+    profiles: dict[Measure, StepProfile] = field(default_factory=dict[Measure, StepProfile])
 
     def percentile(self, measure: Measure, p: float) -> float:
         """The p-th percentile of the times, interpolated linearly."""
@@ -84,6 +124,9 @@ class Candidate:
 
     def median(self, measure: Measure) -> float:
         return self.percentile(measure, 50)
+
+    def loop_median(self, measure: Measure) -> float | None:
+        return float(np.median(self.loop[measure])) if self.loop.get(measure) else None
 
 
 @dataclass
@@ -153,9 +196,13 @@ def run_bench(
     provider: Provider = "cpu",
     threads: int | None = None,
     turns: int = 5,
+    ops: bool = False,
     said: Say = lambda _: None,
 ) -> Bench:
-    """Opens all entries at once, and measures them in turns. Raises SessionError and WorkerError."""
+    """Opens all entries at once, and measures them in turns; with `ops` it then profiles the decode steps of each.
+
+    Raises SessionError and WorkerError.
+    """
     pinned = cores(threads)
     if pinned and threads is not None and len(pinned) < threads:
         raise SessionError(f"{threads} threads, but this process has {len(pinned)} cores: each core runs one thread")
@@ -166,6 +213,8 @@ def run_bench(
         machine = {} if provider == "cuda" else {"the machine": worker_command("blockc.bench.machine")}
         with start_workers(machine, pinned) as gauges:
             _measure(bench, workers, next(iter(gauges.values()), None), said)
+        if ops:
+            _profile(bench, workers, said)
     _lay_floors(bench)
     return bench
 
@@ -177,12 +226,24 @@ def _measure(bench: Bench, workers: Mapping[str, Worker], gauge: Worker | None, 
     for measure in bench.measures:
         said(f"{measure}, {bench.turns} turn{'' if bench.turns == 1 else 's'}")
         before = gauge and _measure_speed(gauge, measure, found)
-        taken = ask_by_turns(workers, bench.turns, measure.do, **measure.request)
+        answers = ask_by_turns(workers, bench.turns, measure.do, **measure.request)
         after = gauge and _measure_speed(gauge, measure, found)
         for candidate in bench.candidates:
-            candidate.ms[measure] = taken[candidate.entry.name]
+            candidate.ms[measure] = join_answers(answers[candidate.entry.name], "ms")
+            candidate.loop[measure] = join_answers(answers[candidate.entry.name], "loop_ms")
         if before and after:
             bench.speeds[measure] = faster_of(before, after)
+
+
+def _profile(bench: Bench, workers: Mapping[str, Worker], said: Say) -> None:
+    """Profiles decode steps last, since each profile needs a session of its own."""
+    for measure in bench.measures:
+        if measure.do == "decode":
+            said(f"{measure}, by operator")
+            for candidate in bench.candidates:
+                answer = workers[candidate.entry.name].ask("ops", **measure.request)
+                ops = tuple(OpTime(*op) for op in answer["ops"])
+                candidate.profiles[measure] = StepProfile(tuple(answer["ms"]), ops)
 
 
 def _load(entry: BenchEntry, worker: Worker, threads: int, measures: Sequence[Measure], said: Say) -> Candidate:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from blockc.bench.measure import Bench, Candidate, Measure
+from blockc.bench.measure import Bench, Candidate, Measure, StepProfile
 
 VERSION = 1
 _PERCENTILES = (50, 90, 99)
@@ -16,6 +16,7 @@ def as_text(bench: Bench) -> str:
     parts = [_head(bench), _speeds(bench), _sizes(bench)]
     if any(measure.do == "decode" for measure in bench.measures):
         parts.append(_latencies(bench))
+    parts += [_operators(each, measure) for each in bench.candidates for measure in each.profiles]
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
@@ -62,14 +63,37 @@ def _sizes(bench: Bench) -> list[str]:
 
 
 def _latencies(bench: Bench) -> list[str]:
-    """Percentiles of single decode steps."""
+    """Percentiles of single decode steps, and what of a step is outside onnxruntime's run."""
     decodes = [measure for measure in bench.measures if measure.do == "decode"]
-    rows = [["", "ms of a step", *(f"p{p}" for p in _PERCENTILES)]]
+    rows = [["", "ms of a step", *(f"p{p}" for p in _PERCENTILES), "loop", "of p50"]]
     for candidate in bench.candidates:
         for measure in decodes:
             name = candidate.entry.name if measure is decodes[0] else ""
-            rows.append([name, str(measure), *(f"{candidate.percentile(measure, p):.4g}" for p in _PERCENTILES)])
+            loop, percentiles = candidate.loop_median(measure), (candidate.percentile(measure, p) for p in _PERCENTILES)
+            said = ["-", "-"] if loop is None else [f"{loop:.3g}", _percent(loop / candidate.median(measure))]
+            rows.append([name, str(measure), *(f"{ms:.4g}" for ms in percentiles), *said])
     return align(rows, 2)
+
+
+def _operators(candidate: Candidate, measure: Measure) -> list[str]:
+    """What a decode step takes by operator."""
+    profile = candidate.profiles[measure]
+    rows = [[f"{candidate.entry.name}, {measure}", "nodes", "ms", "share"]]
+    for op in (*profile.ops, profile.total):
+        rows.append([op.op, str(op.nodes), f"{op.ms:.3f}", _percent(_share(op.ms, profile))])
+    return [
+        *align(rows, 1),
+        f"medians of {_count(len(profile.ms), 'step')} under onnxruntime's profiler, which adds time to each node: "
+        f"a step took {profile.median:.4g} ms with it, {candidate.median(measure):.4g} without",
+    ]
+
+
+def _share(ms: float, profile: StepProfile) -> float:
+    return ms / profile.total.ms if profile.total.ms else 0.0
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def of_floor(candidate: Candidate, measure: Measure) -> float:
@@ -134,7 +158,7 @@ def _candidate(bench: Bench, candidate: Candidate) -> dict[str, Any]:
 
 
 def _measure(bench: Bench, candidate: Candidate, measure: Measure) -> dict[str, Any]:
-    known = measure in candidate.floor
+    known, loop, profile = measure in candidate.floor, candidate.loop_median(measure), candidate.profiles.get(measure)
     return {
         "do": measure.do,
         "tokens": measure.tokens,
@@ -144,6 +168,21 @@ def _measure(bench: Bench, candidate: Candidate, measure: Measure) -> dict[str, 
         "floor_ms": candidate.floor[measure] if known else None,
         "of_floor": of_floor(candidate, measure) if known else None,
         "of_against": None if bench.other is None else of_other(bench, candidate, measure),
+        "loop_ms": loop,
+        "of_loop": None if loop is None else loop / candidate.median(measure),
+        "profile": profile and _profile(profile),
+    }
+
+
+def _profile(profile: StepProfile) -> dict[str, Any]:
+    """A step's medians by operator, and the step itself, under onnxruntime's profiler."""
+    ops = [{"op": op.op, "nodes": op.nodes, "ms": op.ms, "share": _share(op.ms, profile)} for op in profile.ops]
+    return {
+        "step_ms": profile.median,
+        "steps": len(profile.ms),
+        "nodes": profile.total.nodes,
+        "nodes_ms": profile.total.ms,
+        "ops": ops,
     }
 
 

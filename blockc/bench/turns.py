@@ -111,13 +111,18 @@ def order_of_turn(items: Iterable[T], turn: int) -> list[T]:
     return turned[::-1] if turn % 2 else turned
 
 
-def ask_by_turns(workers: Mapping[str, Worker], turns: int, do: str, **request: Any) -> dict[str, list[float]]:
-    """Milliseconds by worker. In each turn every worker answers once, in that turn's order."""
-    taken: dict[str, list[float]] = {name: [] for name in workers}
+def ask_by_turns(workers: Mapping[str, Worker], turns: int, do: str, **request: Any) -> dict[str, list[dict[str, Any]]]:
+    """Answers by worker, one of each turn. In each turn every worker answers once, in that turn's order."""
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
     for turn in range(turns):
         for name in order_of_turn(workers, turn):
-            taken[name] += workers[name].ask(do, **request)["ms"]
-    return taken
+            answers[name].append(workers[name].ask(do, **request))
+    return answers
+
+
+def join_answers(answers: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
+    """The lists under one key, one after another; empty for a worker that does not have the key."""
+    return [item for answer in answers for item in answer.get(key, ())]
 
 
 def worker_command(module: str, *arguments: str) -> list[str]:

@@ -38,6 +38,7 @@ def bench(
     ] = None,
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="The number of turns of each candidate.")] = 5,
     ep: Annotated[Provider, typer.Option(help="The provider of onnxruntime to run on.")] = "cpu",
+    ops: Annotated[bool, typer.Option("--ops", help="Show what a decode step takes by operator, too.")] = False,
     format_: Annotated[
         Literal["text", "json"], typer.Option("--format", help="Text for people or JSON for programs.")
     ] = "text",
@@ -55,7 +56,7 @@ def bench(
         stop(USAGE, "nothing to measure: give --prefill or --decode")
     _refuse_plot(plot)
     folders = [require_path(path) for path in (folder, *against)]
-    made = _measure(folders, *lengths, ep, threads, turns)
+    made = _measure(folders, *lengths, ep, threads, turns, ops)
     from blockc.bench import tables
 
     said = (tables.as_text if format_ == "text" else tables.as_json)(made) + "\n"
@@ -94,7 +95,13 @@ def _refuse_plot(path: Path | None) -> None:
 
 
 def _measure(
-    folders: list[Path], prefill: list[int], decode: list[int], ep: Provider, threads: int | None, turns: int
+    folders: list[Path],
+    prefill: list[int],
+    decode: list[int],
+    ep: Provider,
+    threads: int | None,
+    turns: int,
+    ops: bool,
 ) -> Bench:
     from blockc import api
 
@@ -107,6 +114,7 @@ def _measure(
             threads=threads,
             turns=turns,
             provider=ep,
+            ops=ops,
             said=say,
         )
     except api.WorkerError as error:

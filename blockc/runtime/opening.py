@@ -239,8 +239,18 @@ def _refuse_capture(folder: Path, target: Target, provider: Provider) -> None:
         )
 
 
-def session_at(path: Path, provider: Provider, threads: int | None, prepack: bool, capture: bool = False) -> Any:
-    """Opens a model in onnxruntime; without `prepack` matrices stay in their files' order. Raises SessionError."""
+def session_at(
+    path: Path,
+    provider: Provider,
+    threads: int | None,
+    prepack: bool,
+    capture: bool = False,
+    profile: Path | None = None,
+) -> Any:
+    """Opens a model in onnxruntime; without `prepack` matrices stay in their files' order. Raises SessionError.
+
+    `profile` is what the name of onnxruntime's profile begins with; `end_profiling()` of the session writes it.
+    """
     import onnxruntime
 
     failed = _load_cuda(onnxruntime) if provider == "cuda" else ""
@@ -250,6 +260,8 @@ def session_at(path: Path, provider: Provider, threads: int | None, prepack: boo
         options.intra_op_num_threads = threads
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(profile)
     settings = _CUDA | ({"enable_cuda_graph": "1"} if capture else {})
     wanted = [(PROVIDERS["cuda"], settings)] if provider == "cuda" else []
     try:

@@ -266,6 +266,8 @@ ASKED: dict[str, Callable[[], object]] = {
     "opposites": lambda: api.build(api.compile(TINY), proof=False, require_proof=True),
     "nothing to measure": lambda: api.bench("x", prefill=(), decode=()),
     "no turns": lambda: api.bench("x", turns=0),
+    "operators of no step": lambda: api.bench("x", decode=(), ops=True),
+    "operators on a GPU": lambda: api.bench("x", provider="cuda", ops=True),
     "idle knobs of drawing": lambda: api.run("x", ["a"], top_k=3),
     "a text for texts": lambda: api.run("x", "a"),
     "no config": lambda: api.import_spec(TINY),

@@ -20,10 +20,30 @@ import pytest
 from blockc import api
 from blockc.bench import candidate, machine, tables
 from blockc.bench.floors import Work
-from blockc.bench.measure import Bench, BenchEntry, Candidate, Measure, Speed, faster_of, find_entries, floor_of
+from blockc.bench.measure import (
+    Bench,
+    BenchEntry,
+    Candidate,
+    Measure,
+    OpTime,
+    Speed,
+    StepProfile,
+    faster_of,
+    find_entries,
+    floor_of,
+)
 from blockc.bench.opening import disk_of, open_session, weights_of
 from blockc.bench.protocol import UnableError, draw_tokens, memory
-from blockc.bench.turns import Worker, WorkerError, ask_by_turns, cores, order_of_turn, start_workers, worker_command
+from blockc.bench.turns import (
+    Worker,
+    WorkerError,
+    ask_by_turns,
+    cores,
+    join_answers,
+    order_of_turn,
+    start_workers,
+    worker_command,
+)
 from blockc.cli import app, run_guarded
 from blockc.graph.target import Target
 from blockc.language.spec import from_tree
@@ -81,7 +101,10 @@ def test_a_worker_answers_what_the_protocol_says(folders: dict[str, Path]) -> No
     assert 0 < loaded["memory"]["private"] < loaded["memory"]["rss"] <= loaded["memory"]["peak"]
     assert set(loaded["versions"]) == {"onnxruntime", "onnx"}
     assert len(worker.ask("prefill", tokens=5, repeat=3)["ms"]) == 3
-    assert len(worker.ask("decode", context=6, steps=4)["ms"]) == 4
+    decoded = worker.ask("decode", context=6, steps=4)
+    assert len(decoded["ms"]) == len(decoded["loop_ms"]) == 4
+    profiled = worker.ask("ops", context=6, steps=4)
+    assert len(profiled["ms"]) == 4 and "GroupQueryAttention" in [op for op, _, _ in profiled["ops"]]
     assert worker.ask("memory").keys() == {"rss", "private", "peak"}
     with pytest.raises(WorkerError, match="^fused: no request is called sing"):
         worker.ask("sing")
@@ -147,9 +170,10 @@ def decode(**request):
 serve({{"decode": decode}})
 """
     with start_workers({name: [*script(text), name] for name in "AB"}, []) as workers:
-        taken = ask_by_turns(workers, 3, "decode", context=7, steps=2)
+        answers = ask_by_turns(workers, 3, "decode", context=7, steps=2)
     assert log.read_text().splitlines() == [f"{name} {{'context': 7, 'steps': 2}}" for name in "ABBABA"]
-    assert taken == {"A": [7.0] * 6, "B": [7.0] * 6}
+    assert {name: join_answers(each, "ms") for name, each in answers.items()} == {"A": [7.0] * 6, "B": [7.0] * 6}
+    assert join_answers(answers["A"], "loop_ms") == []
 
 
 def test_nobody_comes_after_the_same_one_in_all_turns() -> None:
@@ -365,6 +389,7 @@ def made(tmp_path: Path, others: bool = True) -> Bench:
     ours.ms = {measures[0]: [9.0, 8.0, 10.0], measures[1]: [2.0, 1.0, 4.0, 3.0]}
     theirs.ms = {measures[0]: [18.0], measures[1]: [5.0]}
     ours.floor = {measures[0]: 4.5, measures[1]: 2.0}
+    ours.loop = {measures[0]: [], measures[1]: [0.1, 0.2, 0.4, 0.3]}
     result = Bench("cpu", [0, 1], 2, 3, measures, [ours, theirs] if others else [ours])
     result.machine = {"how": machine.COMPILED, "buffer": 5}
     result.speeds = {measures[0]: Speed(20e9, 100e9, "NumPy"), measures[1]: Speed(30e9)}
@@ -389,11 +414,45 @@ def test_the_table_says_each_figure_and_its_ratios(tmp_path: Path) -> None:
         "ours      1.25     7 MB     5 MB      9 MB  10 MB     8 MB",
         "theirs    1.25        -        -         -      -     9 MB",
         "",
-        "        ms of a step  p50  p90   p99",
-        "ours    decode at 16  2.5  3.7  3.97",
-        "theirs  decode at 16    5    5     5",
+        "        ms of a step  p50  p90   p99  loop  of p50",
+        "ours    decode at 16  2.5  3.7  3.97  0.25  10.0 %",
+        "theirs  decode at 16    5    5     5     -       -",
     ]
     assert "theirs" not in tables.as_text(made(tmp_path, others=False))
+
+
+def profiled(tmp_path: Path) -> Bench:
+    bench = made(tmp_path)
+    ops = (OpTime("MatMul", 15, 2.25), OpTime("Mul", 8, 0.75))
+    bench.candidates[0].profiles = {bench.measures[1]: StepProfile((3.5, 9.0, 4.0), ops)}
+    return bench
+
+
+def test_the_table_says_what_operators_take_of_a_step(tmp_path: Path) -> None:
+    assert tables.as_text(profiled(tmp_path)).removeprefix(tables.as_text(made(tmp_path))).split("\n") == [
+        "",
+        "",
+        "ours, decode at 16  nodes     ms    share",
+        "MatMul                 15  2.250   75.0 %",
+        "Mul                     8  0.750   25.0 %",
+        "all nodes              23  3.000  100.0 %",
+        "medians of 3 steps under onnxruntime's profiler, which adds time to each node: "
+        "a step took 4 ms with it, 2.5 without",
+    ]
+
+
+def test_json_has_the_loop_and_the_operators(tmp_path: Path) -> None:
+    ours, theirs = (each["measures"] for each in tables.as_data(profiled(tmp_path))["candidates"])
+    keys = ("loop_ms", "of_loop", "profile")
+    for measure in (ours["prefill 4"], theirs["prefill 4"], theirs["decode at 16"]):
+        assert [measure[key] for key in keys] == [None] * 3
+    loop, share, profile = (ours["decode at 16"][key] for key in keys)
+    assert (loop, share) == (pytest.approx(0.25), pytest.approx(0.1))
+    ops = [
+        {"op": "MatMul", "nodes": 15, "ms": 2.25, "share": 0.75},
+        {"op": "Mul", "nodes": 8, "ms": 0.75, "share": 0.25},
+    ]
+    assert profile == {"step_ms": 4.0, "steps": 3, "nodes": 23, "nodes_ms": 3.0, "ops": ops}
 
 
 def test_percentiles_lie_between_the_nearest_times() -> None:
@@ -420,9 +479,9 @@ def test_bench_measures_a_build_and_anothers_folder(
     written, svg = tmp_path / "bench.json", tmp_path / "bench.svg"
     given = (folders["portable"], "--against", folders["fused alone"], "--threads", "1", "--turns", "2")
     files = ("--format", "json", "-o", written, "--plot", svg)
-    assert bench(*given, "--prefill", "8", "--decode", "5,9", *files) == 0
+    assert bench(*given, "--prefill", "8", "--decode", "5,9", "--ops", *files) == 0
     out, err = capsys.readouterr()
-    assert out == "" and "blockc: decode at 9, 2 turns" in err.splitlines()
+    assert out == "" and {"blockc: decode at 9, 2 turns", "blockc: decode at 9, by operator"} <= {*err.splitlines()}
     said = json.loads(written.read_text())
     assert said.keys() == {"bench", "provider", "threads", "cores", "turns", "against", "machine", "candidates"}
     assert (said["bench"], said["threads"], len(said["cores"]), said["turns"]) == (1, 1, 1, 2)
@@ -452,6 +511,16 @@ def agree(figures: dict[str, Any], speed: dict[str, Any], other: dict[str, Any])
     assert figures["floor_ms"] == pytest.approx(wanted)
     assert figures["of_floor"] == pytest.approx(figures["p50_ms"] / wanted)
     assert figures["of_against"] == pytest.approx(figures["p50_ms"] / other["p50_ms"])
+    if whole:
+        assert figures["loop_ms"] is figures["of_loop"] is figures["profile"] is None
+        return
+    assert 0 < figures["loop_ms"] < figures["p50_ms"]
+    assert figures["of_loop"] == pytest.approx(figures["loop_ms"] / figures["p50_ms"])
+    profile = figures["profile"]
+    assert profile["steps"] == 3 and profile["step_ms"] > 0
+    assert profile["nodes"] == sum(op["nodes"] for op in profile["ops"]) > 20
+    assert profile["nodes_ms"] == pytest.approx(sum(op["ms"] for op in profile["ops"]))
+    assert sum(op["share"] for op in profile["ops"]) == pytest.approx(1)
 
 
 def without_weights(tmp_path: Path) -> Path:
@@ -489,6 +558,12 @@ def test_requests_that_do_not_fit_are_refused_before_anything_is_measured(
         (("--prefill", "12,x"), 2, "--prefill x: expected numbers of tokens such as 128,1024"),
         (("--decode", "0"), 2, "--decode 0: expected numbers of tokens"),
         (("--prefill", "", "--decode", ""), 2, "nothing to measure: give --prefill or --decode"),
+        (("--decode", "", "--ops"), 2, "--ops is for decode steps: give lengths of decode"),
+        (
+            ("--ep", "cuda", "--ops"),
+            2,
+            "--ops is for the CPU: of cuda, onnxruntime's profile has the launches of kernel",
+        ),
         (("--plot", tmp_path / "x.jpg"), 2, "expected a name that ends in .svg or .png"),
         (("-o", tmp_path / "no" / "x.json"), 2, "cannot be written, since there is no folder"),
         (("--against", build), 1, f"{build}: is given twice"),
