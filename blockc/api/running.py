@@ -33,13 +33,15 @@ def run(
     system: str | None = None,
     prepack: bool = False,
     capture: bool = False,
+    lookup: int = 0,
 ) -> list[str]:
     """The text that the build writes after each prompt: at most `tokens` tokens, fewer if one of them ends the text.
 
     With a temperature above 0, tokens are drawn; else each is the likeliest. With `chat`, a prompt is a message to an
     assistant in the checkpoint's template, after the system message `system`. `prepack` copies matrices into the order
-    of the kernels; those in codes always are. `capture` runs decode steps as a CUDA
-    graph. Raises SessionError if the folder cannot be run. `blockc.runtime.Session` gives token by token.
+    of the kernels; those in codes always are. `capture` runs decode steps as a CUDA graph. `lookup` drafts up to so
+    many tokens from the one prompt's own text, and checks them in one step, as `Session.generate` says. Raises
+    SessionError if the folder cannot be run. `blockc.runtime.Session` gives token by token.
     """
     from blockc.runtime import Session
     from blockc.runtime.chat import prompt_ids
@@ -59,7 +61,7 @@ def run(
     read = [prompt_ids(Path(folder), tokenizer, text, chat, system) for text in prompts]
     streams = [TextStream(tokenizer, ids) for ids in read]
     texts = [""] * len(read)
-    for step in session.generate(read, tokens, tokenizer.stop, choose) if read else ():
+    for step in session.generate(read, tokens, tokenizer.stop, choose, lookup) if read else ():
         for i, token in enumerate(step):
             if token is not None and token not in tokenizer.stop:
                 texts[i] += streams[i].push(token)

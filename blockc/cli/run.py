@@ -15,6 +15,7 @@ from blockc.cli.terminal import reader_gone
 from blockc.graph.target import Provider
 
 if TYPE_CHECKING:
+    from blockc.runtime.lookup import Drafts
     from blockc.runtime.text import Tokenizer
 
 
@@ -47,6 +48,15 @@ def run(
     seed: Annotated[
         int | None, typer.Option(min=0, help="The seed of the draws; the same seed gives the same text.")
     ] = None,
+    lookup: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Draft up to N tokens from the text itself, and check them in one step: 7 is good for floats, 3 for "
+            "codes. Needs a build with --logits last:N+1, or all.",
+        ),
+    ] = 0,
     chat: Annotated[
         bool,
         typer.Option(
@@ -85,9 +95,18 @@ def run(
         tokenizer = Tokenizer(folder, session.model.vocab)
         prompts = [prompt_ids(folder, tokenizer, text, chat, system) for text in texts]
         _refuse_long(max(map(len, prompts)), tokens, session.context)
+        if lookup and session.rounds:
+            print(
+                "blockc: products of codes round several tokens together otherwise than one, so with --lookup the text "
+                "may become another one",
+                file=sys.stderr,
+            )
         if not tokenizer.stop:
             print(f"blockc: no file says which token ends a text, so {tokens} tokens are written", file=sys.stderr)
-        _print_texts(session.generate(prompts, tokens, tokenizer.stop, choose), tokenizer, texts, prompts)
+        steps = session.generate(prompts, tokens, tokenizer.stop, choose, lookup)
+        _print_texts(steps, tokenizer, texts, prompts)
+        if lookup:
+            print(_drafts_text(session.drafts), file=sys.stderr)
     except ModuleNotFoundError as error:
         stop(ENVIRONMENT, missing_message(error.name, "run"))
     except ProviderError as error:
@@ -141,6 +160,11 @@ def _print_part(text: str, at_once: bool) -> str:
     if at_once:
         print(text, end="", flush=True)
     return text
+
+
+def _drafts_text(drafts: Drafts) -> str:
+    """A line with what came of the drafts."""
+    return f"{drafts.steps} steps: {drafts.kept} of {drafts.drafted} drafted tokens were right"
 
 
 def _figures_text(prompt: int, rows: int, count: int, times: list[float]) -> str:

@@ -52,7 +52,10 @@ class ProviderError(SessionError):
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model in onnxruntime, and its contract. `captured`: decode steps are replayed as a CUDA graph."""
+    """A model in onnxruntime, and its contract. `captured`: decode steps are replayed as a CUDA graph.
+
+    `rounds`: products of codes round what they multiply, which makes several tokens of a call differ from one.
+    """
 
     name: str
     context: int
@@ -62,6 +65,7 @@ class OpenModel:
     element: int  # onnx's number of the float type
     session: Any
     captured: bool = False
+    rounds: bool = False
 
     @property
     def binds_steps(self) -> bool:
@@ -131,6 +135,7 @@ def open_model(
         element=FLOATS[target.dtype].onnx,
         session=session,
         captured=capture,
+        rounds=target.quant is not None and target.quant.level > 0,
     )
     _refuse_ports(folder, model)
     if capture and not contract.fixed:

@@ -15,6 +15,7 @@ from blockc.graph.target import Provider
 from blockc.ir import Array, Sides
 from blockc.runtime.binding import BoundGraph
 from blockc.runtime.cache import SessionCache
+from blockc.runtime.lookup import Drafts, generate_by_lookup
 from blockc.runtime.opening import OpenModel, SessionError, open_model
 from blockc.runtime.sampling import Choose, Logits, Sampler, TopLogits, greedy
 from blockc.runtime.step import DecodeStep
@@ -57,6 +58,7 @@ class Session:
         self.graph = BoundGraph(model)
         self.cache: SessionCache | None = None
         self.step: DecodeStep | None = None
+        self.drafts = Drafts()  # of the last text by lookup
         self._graphs = 0  # captured so far
         self.reset()
 
@@ -64,6 +66,11 @@ class Session:
     def buffered(self) -> bool:
         """Whether the mask of every call is as long as the cache."""
         return self.model.contract.feeding == "buffer"
+
+    @property
+    def rounds(self) -> bool:
+        """Whether several tokens of a call are rounded otherwise than one: products of codes round what they take."""
+        return self.model.rounds
 
     @property
     def context(self) -> int:
@@ -136,16 +143,27 @@ class Session:
         return self._call(ids, np.ones(len(ids), np.int64), 0)
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], new: int, stop: Collection[int] = (), sampler: Choose = greedy
+        self,
+        prompts: Sequence[Sequence[int]],
+        new: int,
+        stop: Collection[int] = (),
+        sampler: Choose = greedy,
+        lookup: int = 0,
     ) -> Iterator[list[int | None]]:
         """Yields at most `new` tokens after each prompt, step by step: a token for each row, None after the row's end.
 
         A row ends with the first token of `stop`, which is yielded. Earlier rows are forgotten. If rope changes beyond
         a length, all tokens are read again when the longest row reaches it. Raises SessionError.
+
+        `lookup`: up to so many next tokens of the one row are drafted from its own text, and checked in one call. The
+        text is the same, also of a sampler with a seed, as far as several rows are rounded as one is: so in floats;
+        `rounds` says where it is otherwise. `drafts` counts them.
         """
         self.reset()
         if new < 1:
             return
+        if lookup:
+            self._refuse_lookup(prompts, lookup)
         if self.model.contract.top and isinstance(sampler, Sampler) and (why := sampler.lacks(self.model.contract.top)):
             raise SessionError(
                 f"{self.model.name}: {why}: give a top_k of {self.model.contract.top} or fewer, "
@@ -155,6 +173,10 @@ class Session:
         self._refuse_long(longest + new)
         if any(side.grows for side in self.model.contract.sides):
             self._refuse_unlike(longest, longest + new - 1)
+        if lookup:
+            for token in generate_by_lookup(self, prompts[0], new, stop, sampler, lookup):
+                yield [token]
+            return
         texts = [list(prompt) for prompt in prompts]
         logits = self.prefill(texts, room=new - 1)
         ended = [False] * len(prompts)
@@ -167,7 +189,7 @@ class Session:
             for text, token in zip(texts, tokens.tolist(), strict=True):
                 text.append(token)
             held = max(self.lengths)
-            if self._find_conflict(held, held + 1) is None:
+            if self.find_conflict(held, held + 1) is None:
                 logits = self.decode(tokens)
             else:
                 self.reset()
@@ -214,16 +236,33 @@ class Session:
         self._refuse_unlike(int(before.max()), int((before + counts).max()))
         return before
 
+    def _refuse_lookup(self, prompts: Sequence[Sequence[int]], lookup: int) -> None:
+        contract = self.model.contract
+        if lookup < 0:
+            raise SessionError(f"lookup is {lookup}: expected how many tokens to draft at most, or 0 for none")
+        if len(prompts) != 1:
+            raise SessionError(
+                f"lookup takes one prompt, and there are {len(prompts)}: rows would keep drafts of different lengths, "
+                "and the attention takes several tokens after a cache in one row only"
+            )
+        if contract.top or contract.rows_of(lookup + 1) <= lookup:
+            raise SessionError(
+                f"{self.model.name}: a draft of {lookup} tokens is checked by logits of {lookup + 1}, and "
+                f"{_told_of(contract)}: build it with --logits last:{lookup + 1}"
+            )
+        if why := self.why_no_rewind:
+            raise SessionError(f"{self.model.name}: {why}")
+
     def _refuse_long(self, tokens: int) -> None:
         if tokens > self.context:
             raise SessionError(f"{tokens} tokens of one row, and the model's context is {self.context}")
 
-    def _find_conflict(self, held: int, tokens: int) -> Sides | None:
+    def find_conflict(self, held: int, tokens: int) -> Sides | None:
         """The side on which keys cached at `held` tokens do not fit a call of `tokens` tokens; else None."""
         return next((side for side in self.model.contract.sides if held and not side.are_alike((held, tokens))), None)
 
     def _refuse_unlike(self, held: int, tokens: int) -> None:
-        if side := self._find_conflict(held, tokens):
+        if side := self.find_conflict(held, tokens):
             otherwise = "differently at every length" if side.grows else "differently"
             raise SessionError(
                 f"{tokens} tokens of one row with {held} of them in the cache: beyond {side.original} the model's "
@@ -285,5 +324,5 @@ def _float32(logits: Array) -> Array:
 
 def _told_of(contract: Contract) -> str:
     if contract.top:
-        return f"it gives the {contract.top} highest logits of one token"
-    return f"it gives logits of the last {contract.last}" if contract.last != 1 else "it gives logits of the last one"
+        return f"it gives the {contract.top} highest logits of one"
+    return f"it gives those of the last {contract.last}" if contract.last != 1 else "it gives those of the last one"
