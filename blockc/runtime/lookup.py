@@ -48,11 +48,15 @@ class Occurrences:
         self.text.append(token)
 
     def draft(self, most: int) -> list[int]:
-        """At most so many tokens that followed the text's last three, else its last two, where they occurred before."""
+        """So many tokens that followed the text's last three, else its last two, where they occurred last; else none.
+
+        Where the text ends first, the draft goes on with its own beginning: a text that repeats itself, repeats.
+        """
         for size in range(LONGEST, SHORTEST - 1, -1):
             at = self.after.get(tuple(self.text[-size:])) if len(self.text) >= size else None
             if at is not None:
-                return self.text[at : at + most]
+                period = len(self.text) - at
+                return [self.text[at + i % period] for i in range(most)]
         return []
 
 
