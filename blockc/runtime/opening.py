@@ -263,6 +263,8 @@ def session_at(
     options.log_severity_level = _QUIET
     if threads is not None:
         options.intra_op_num_threads = threads
+    # Threads that wait for the next run would take the cores from another session; while a run lasts they still spin.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if profile is not None:
