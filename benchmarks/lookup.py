@@ -1,4 +1,4 @@
-"""Prompt lookup: what several tokens of a call cost, and real texts with drafts and without, turn by turn in one session.
+"""Prompt lookup: what several tokens of a call cost, and texts with drafts and without, turn by turn in one session.
 
 python -m benchmarks.lookup DIR [N,... [TURNS]]     a build with --logits last:N+1; drafts of 7 and 3, 8 turns
 

@@ -17,6 +17,7 @@ from blockc.ir import Array
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.pipeline.refusal import NO_LEVEL, NO_LINK
 from blockc.products import folder
+from blockc.products.manifest import graphs_of
 from blockc.products.product import Product, choose_products
 from blockc.products.registry import PRODUCTS
 from blockc.proof import Proof, prove, targets_of
@@ -69,6 +70,7 @@ def build(
     adapters: Sequence[Path | str] = (),
     calibrate: Path | str | None = None,
     dequantise: bool = False,
+    step: bool | None = None,
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Built:
@@ -94,6 +96,9 @@ def build(
     genai; raises ProductError if one of them would not load the folder. During the proof and while weights are read,
     `progress` is called with the name of the work, how much is done, and how much there is.
 
+    `step` adds step.onnx, a graph of one new token, which `run` takes for long texts: it reads the same weights, and
+    the same cache. By default a build with weights for the CPU in fp32 has it, if the model can be one.
+
     Files in `out` that no build wrote are not replaced unless `force` is given: raises FolderError. A file whose name
     no build writes is never touched.
     """
@@ -104,6 +109,7 @@ def build(
             "adapters": adapters,
             "calibrate": calibrate is not None,
             "dequantise": dequantise,
+            "step": step is True,
         }
         _refuse_idle(idle)
     if calibrate is not None and not (target.quant and target.quant.calibrates):
@@ -134,14 +140,16 @@ def build(
         target = replace(target, packed=True)
     if planned is not None:
         planned = replace(planned, result=model.run_recipe(target))
+    two = planned is not None and _has_step(model, target, step, planned.mode == "pack")
     rows, few = _rows_of(planned, model, target, calibrate)
-    output = folder.prepare_output(model, place, planned, proof, wanted, force, target)
-    proved = prove(twin(model), targets=targets_of(target), progress=progress, whole=model) if proof else None
+    output = folder.prepare_output(model, place, planned, proof, wanted, force, target, two)
+    targets = targets_of(*graphs_of(target, two).values())
+    proved = prove(twin(model), targets=targets, progress=progress, whole=model) if proof else None
     if proved is not None and (not proved.holds or (require_proof and not proved.complete)):
         raise NotProvedError(proved)
     if planned is not None and rows:
         planned = calibrate_plan(planned, model.function, rows, progress)
-    written = folder.write_build(model, output, target, proved, planned, wanted, deep, progress)
+    written = folder.write_build(model, output, target, proved, planned, wanted, deep, progress, two)
     notes = (
         *written.notes,
         *few,
@@ -152,6 +160,19 @@ def build(
     )
     storage = None if target.quant is None else model.storage(target.quant, target.dtype)
     return Built(written.files, proved, notes, storage)
+
+
+def _has_step(model: Compiled, target: Target, asked: bool | None, copied: bool) -> bool:
+    """Whether the build gets a graph of one new token. Raises FolderError if it is asked for, and there can be none."""
+    if asked is False:
+        return False
+    if target.provider != "cpu" or target.dtype != "fp32":
+        why = "a graph of one new token is for the CPU's own operators, in fp32"
+    else:
+        why = model.refuses(target.one_token, copied)
+    if why and asked:
+        raise folder.FolderError(f"step: {why}")
+    return not why
 
 
 def _rows_of(

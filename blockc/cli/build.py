@@ -127,6 +127,15 @@ def build(
         bool,
         typer.Option("--dequantise", help="Make floats of weights that are codes, as in most GGUF files."),
     ] = False,
+    step_graph: Annotated[
+        bool | None,
+        typer.Option(
+            "--step-graph/--no-step-graph",
+            help="Add step.onnx, a graph of one new token that run takes for long texts; by default with --ep cpu and "
+            "weights, where the model can be one.",
+            show_default=False,
+        ),
+    ] = None,
     products: Annotated[
         list[str],
         typer.Option(
@@ -154,6 +163,7 @@ def build(
         "--quant-policy": quant_policy is not None,
         "--calibrate": calibrate is not None,
         "--dequantise": dequantise,
+        "--step-graph": step_graph is True,
     }
     if weights is None and (said := [flag for flag, on in of_weights.items() if on]):
         stop(USAGE, f"{said[0]} is for weights: give them with --weights PATH")
@@ -196,6 +206,7 @@ def build(
                 adapters=[require_path(folder) for folder in adapter],
                 calibrate=None if calibrate is None else require_path(calibrate),
                 dequantise=dequantise,
+                step=step_graph,
                 force=force,
                 progress=progress,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from blockc.basics.errors import UsageError
@@ -63,6 +63,11 @@ class Target:
     @property
     def by_rows(self) -> bool:
         return self.provider == "cuda" or self.padding == "right"
+
+    @property
+    def one_token(self) -> Target:
+        """The target of the graph of one new token that goes with this one: it shares its weights and its cache."""
+        return replace(self, step=True, logits=self.logits if self.top else "last", last=1, padding="any")
 
     @property
     def top(self) -> int:

@@ -39,6 +39,7 @@ from blockc.products.manifest import (
     Weights,
     digest_of,
     find_misstated,
+    graphs_of,
     is_linked_file,
     read_manifest,
     statements_of,
@@ -130,13 +131,16 @@ def prepare_output(
     products: Sequence[Product],
     force: bool = False,
     target: Target = PORTABLE,
+    step: bool = False,
 ) -> OutputFolder:
     """The output folder of a build, with the files that are known before anything is proved or packed.
 
-    Raises FolderError if files would be lost.
+    `step`: the build has a graph of one new token too. Raises FolderError if files would be lost.
     """
     coming: dict[str, bytes | Path | None] = {name: text.encode() for name, text in texts(model, target).items()}
-    coming |= dict.fromkeys([MODEL, *([PROOF] if proof else []), *(name for each in products for name in each.names)])
+    coming |= dict.fromkeys(
+        [*graphs_of(target, step), *([PROOF] if proof else []), *(name for each in products for name in each.names)]
+    )
     if plan is not None:
         coming |= plan.checkpoint.companions
         coming |= _link_names(plan) | (dict.fromkeys([DATA]) if plan.packed else {})
@@ -158,21 +162,27 @@ def write_build(
     products: Sequence[Product] = (),
     deep: bool = False,
     progress: Progress = no_progress,
+    step: bool = False,
 ) -> BuildFiles:
     """Writes the build, its weights by the plan if there is one, and the files of its products, all or nothing.
 
-    With `deep`, the manifest gets the digest of each linked tensor, and codes are compared with the weights. Raises
-    FolderError if files would be lost.
+    With `deep`, the manifest gets the digest of each linked tensor, and codes are compared with the weights. `step`:
+    the build has a graph of one new token too. Raises FolderError if files would be lost.
     """
     proved = proof is not None
-    output = out if isinstance(out, OutputFolder) else prepare_output(model, out, plan, proved, products, False, target)
+    output = (
+        out
+        if isinstance(out, OutputFolder)
+        else prepare_output(model, out, plan, proved, products, target=target, step=step)
+    )
     files = {name: data for name in TEXTS if isinstance(data := output.coming[name], bytes)}
     if proof is not None:
         files[PROOF] = dump_json(proof.data())
     files |= make_product_files(products, model, target, plan)
     with staging(output.folder) as stage:
         plan, weights = (None, None) if plan is None else _write_weights(plan, stage, output.folder, deep, progress)
-        files[MODEL] = _make_onnx(model, target, None if plan is None else plan.references)
+        references = None if plan is None else plan.references
+        files |= {name: _make_onnx(model, of, references) for name, of in graphs_of(target, step).items()}
         files |= plan.checkpoint.companions if plan else {}
         said: dict[str, Any] = statements_of(model, target) | {
             "versions": versions(),
@@ -288,8 +298,10 @@ def check_build(folder: Path, deep: bool = False, progress: Progress = no_progre
         changed += _find_changed_tensors(folder, weights, progress)
     if changed:
         return CheckResult(tuple(changed), (), None)
-    onnx = read_bounded(folder / MODEL, MAX_MODEL)
-    _refuse_foreign_data(folder, manifest, onnx)
+    graphs = {name: read_bounded(folder / name, MAX_MODEL) for name in manifest.graphs}
+    for name, graph in graphs.items():
+        _refuse_foreign_data(folder, manifest, name, graph)
+    onnx = graphs[MODEL]
     model = compile_spec(load(folder / SPEC))
     unlike = [name for name, text in texts(model, target).items() if digest(text.encode()) != manifest.files[name]]
     unlike += [f"{MANIFEST}: {key}" for key in _find_misstated(manifest, model, onnx)]
@@ -301,12 +313,15 @@ def check_build(folder: Path, deep: bool = False, progress: Progress = no_progre
     references, unlike = (None, []) if weights is None else _expected_references(model, folder, manifest, onnx)
     if unlike:
         return CheckResult((), tuple(f"{MANIFEST}: weights.{key}" for key in unlike), None)
-    if digest(_make_onnx(model, target, references)) != manifest.files[MODEL]:
-        return CheckResult((), (MODEL,), None)
+    made = {name: digest(_make_onnx(model, of, references)) for name, of in manifest.graphs.items()}
+    if unlike := [name for name, digest_ in made.items() if digest_ != manifest.files[name]]:
+        return CheckResult((), tuple(unlike), None)
     if weights is not None:
-        _try_session(folder / MODEL, target.dtype)
+        for name in graphs:
+            _try_session(folder / name, target.dtype)
     small = compile_spec(shrink(model.spec))
-    return CheckResult((), (), prove(small, targets=targets_of(target), progress=progress, whole=model))
+    targets = targets_of(*manifest.graphs.values())
+    return CheckResult((), (), prove(small, targets=targets, progress=progress, whole=model))
 
 
 def _run_files(model: Compiled, folder: Path, target: Target, onnx: bytes, progress: Progress) -> CheckResult:
@@ -372,18 +387,18 @@ def _find_changed_tensors(folder: Path, weights: Weights, progress: Progress) ->
     return changed
 
 
-def _refuse_foreign_data(folder: Path, manifest: Manifest, onnx: bytes) -> None:
-    """Raises FolderError if model.onnx names a file that is not of the build, or a link out of the folder.
+def _refuse_foreign_data(folder: Path, manifest: Manifest, name: str, onnx: bytes) -> None:
+    """Raises FolderError if a graph names a file that is not of the build, or a link out of the folder.
 
-    In the Hub's cache of links, the folder of the linked model.onnx is allowed too, as in onnxruntime.
+    In the Hub's cache of links, the folder of the linked graph is allowed too, as in onnxruntime.
     """
     from blockc.emit.external import locations_of
 
     known = {*manifest.names} - {*manifest.files}
     for location in sorted(locations_of(onnx)):
         if location not in known:
-            raise FolderError(f"{folder / MODEL}: names external data that is not part of the build: {location!r}")
-        if (folder / location).resolve().parent not in (folder.resolve(), (folder / MODEL).resolve().parent):
+            raise FolderError(f"{folder / name}: names external data that is not part of the build: {location!r}")
+        if (folder / location).resolve().parent not in (folder.resolve(), (folder / name).resolve().parent):
             raise FolderError(f"{folder / location}: a link that leaves the folder")
 
 

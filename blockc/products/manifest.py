@@ -32,10 +32,11 @@ from blockc.weights.companions import COMPANIONS
 from blockc.weights.plan import DATA
 from blockc.weights.safetensors import FileFacts, locate_in_files
 
-MANIFEST, MODEL, PROOF = "manifest.json", "model.onnx", "verify.json"
+MANIFEST, PROOF = "manifest.json", "verify.json"
+MODEL, STEP = "model.onnx", "step.onnx"  # STEP: of one new token, for long pasts
 SPEC = "spec.resolved.yaml"
 TEXTS = ("model.py", "graph.txt", "report.json", SPEC)
-_FIXED = frozenset({*TEXTS, MODEL, PROOF, *COMPANIONS})
+_FIXED = frozenset({*TEXTS, MODEL, STEP, PROOF, *COMPANIONS})
 _WEIGHTS = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")  # as a checkpoint's files are called
 _OPTIONS = {"opset": None, "quant": None, "last": 1}  # of a target, with what each is by default
 FORMAT = 2  # raised whenever the set of keys changes
@@ -158,7 +159,14 @@ class Manifest(BaseModel):
     def _has_every_file(self) -> Manifest:
         if absent := [name for name in (*TEXTS, MODEL) if name not in self.files]:
             raise ValueError(f"files has no {absent[0]}")
+        if STEP in self.files and self.weights is None:
+            raise ValueError(f"files has {STEP}, and there are no weights to share")
         return self
+
+    @property
+    def graphs(self) -> dict[str, Target]:
+        """The targets of the build's graphs, by the names of their files."""
+        return graphs_of(self.target, STEP in self.files)
 
     def statements(self) -> dict[str, Any]:
         """The statements as JSON has them, in order; unset ones are left out."""
@@ -180,6 +188,11 @@ class Manifest(BaseModel):
         """The names of the build's files, except the manifest."""
         large = [*(source.name for source in self.sources), *([self.data.name] if self.data else [])]
         return (*self.files, *large)
+
+
+def graphs_of(target: Target, step: bool) -> dict[str, Target]:
+    """The targets of a build's graphs, by the names of their files. `step`: it has a graph for long pasts too."""
+    return {MODEL: target, STEP: target.one_token} if step else {MODEL: target}
 
 
 def statements_of(model: Compiled, target: Target) -> dict[str, Any]:
@@ -233,9 +246,11 @@ def other_format(path: Path) -> str:
 
 def find_misstated(manifest: Manifest, model: Compiled) -> tuple[str, ...]:
     """The keys of statements that differ from what the spec gives now."""
-    target, weights = manifest.target, manifest.weights
-    if model.refuses(target, copied=weights is not None and weights.mode == "pack"):
+    weights = manifest.weights
+    copied = weights is not None and weights.mode == "pack"
+    if any(model.refuses(target, copied) for target in manifest.graphs.values()):
         return ("target",)
+    target = manifest.target
     wanted = statements_of(model, target)
     return tuple(key for key, value in wanted.items() if getattr(manifest, key) != value)
 

@@ -142,10 +142,13 @@ class Proof:
         }
 
 
-def targets_of(target: Target) -> tuple[Target, ...]:
-    """The targets that a build is proved on: portable, CPU, its own with all logits, and its own with only some."""
+def targets_of(target: Target, *others: Target) -> tuple[Target, ...]:
+    """The targets that a build is proved on: portable, CPU, its own with all logits, and its own with only some.
+
+    `others` are those of further graphs of the build.
+    """
     some = [target] if target.top or target.last > 1 else []
-    return tuple(dict.fromkeys((*TARGETS, replace(target, logits="all", last=1), *some)))
+    return tuple(dict.fromkeys((*TARGETS, replace(target, logits="all", last=1), *some, *others)))
 
 
 def prove(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from blockc.graph.target import Provider, Target
 from blockc.ir import Dtype
 from blockc.language.spec import load
 from blockc.ort.kernels import COMPUTES, oldest_release, opset_for, parse_release
-from blockc.pipeline.compiled import compile_spec
+from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.products.manifest import (
     MANIFEST,
     MODEL,
     SPEC,
+    STEP,
     FolderError,
     Manifest,
     digest_of,
@@ -40,6 +42,9 @@ ONNX_FLOATS = {one.onnxruntime: one.onnx for one in FLOATS.values()}
 ONNX_TYPES = ONNX_FLOATS | {one.onnxruntime: one.onnx for one in INTEGERS.values()}
 # With older kernels of GatherND and Concat, each replay of a graph copies from host memory that has been freed.
 CAPTURES = "1.31.1"
+# The tokens of a row from which the graph of one new token is faster, measured by benchmarks/long.py: with matrices in
+# floats, and in codes, whose products take less of a step.
+LONG_FLOATS, LONG_CODES = 2048, 1024
 
 
 class SessionError(BlockcError):
@@ -55,6 +60,7 @@ class OpenModel:
     """A model in onnxruntime, and its contract. `captured`: decode steps are replayed as a CUDA graph.
 
     `rounds`: products of codes round what they multiply, which makes several tokens of a call differ from one.
+    `step`: opens the graph of one new token, which is faster once a row has `long` tokens.
     """
 
     name: str
@@ -66,6 +72,8 @@ class OpenModel:
     session: Any
     captured: bool = False
     rounds: bool = False
+    step: Callable[[], OpenModel] | None = None
+    long: int = 0
 
     @property
     def binds_steps(self) -> bool:
@@ -137,6 +145,9 @@ def open_model(
         captured=capture,
         rounds=target.quant is not None and target.quant.level > 0,
     )
+    if STEP in manifest.files and provider == "cpu":
+        step = partial(_open_step, model, folder, made, threads, packs)
+        model = replace(model, step=step, long=LONG_FLOATS if target.quant is None else LONG_CODES)
     _refuse_ports(folder, model)
     if capture and not contract.fixed:
         raise SessionError(
@@ -146,6 +157,14 @@ def open_model(
     return model
 
 
+def _open_step(model: OpenModel, folder: Path, made: Compiled, threads: int | None, prepack: bool) -> OpenModel:
+    """Opens the graph of one new token beside the model's own. It packs its matrices for itself."""
+    contract = made.contract(manifest_of(folder).graphs[STEP])
+    opened = replace(model, contract=contract, session=session_at(folder / STEP, "cpu", threads, prepack))
+    _refuse_ports(folder, opened, STEP)
+    return opened
+
+
 def manifest_of(folder: Path) -> Manifest:
     try:
         return read_manifest(folder)
@@ -153,8 +172,8 @@ def manifest_of(folder: Path) -> Manifest:
         raise SessionError(str(error)) from None
 
 
-def _refuse_ports(folder: Path, model: OpenModel) -> None:
-    """Raises SessionError unless the graph has the inputs and outputs of the contract, by which they are bound."""
+def _refuse_ports(folder: Path, model: OpenModel, name: str = MODEL) -> None:
+    """Raises SessionError unless a graph has the inputs and outputs of the contract, by which they are bound."""
     contract = model.contract
     given = [*contract.inputs, *(Port(held.past, held.dtype, held.shape) for held in contract.held)]
     made = [*contract.outputs, *(Port(held.present, held.dtype, held.shape) for held in contract.held)]
@@ -162,7 +181,7 @@ def _refuse_ports(folder: Path, model: OpenModel) -> None:
         says = {port.name: (model.type_of(port.dtype), _fixed_sizes(port.shape)) for port in wanted}
         has = {v.name: (ONNX_TYPES.get(v.type), _fixed_sizes(v.shape)) for v in found}
         if says != has:
-            raise SessionError(f"{folder / MANIFEST}: contract differs from {MODEL}: build the folder again")
+            raise SessionError(f"{folder / MANIFEST}: contract differs from {name}: build the folder again")
 
 
 def _fixed_sizes(shape: Sequence[int | str | None]) -> tuple[int | None, ...]:
@@ -185,7 +204,7 @@ def _refuse_changed(folder: Path, manifest: Manifest) -> None:
 
     The spec and the graph are compared by digest, linked files by size and header, packed data by size.
     """
-    for name in (SPEC, MODEL):
+    for name in (SPEC, *manifest.graphs):
         if digest_of(folder / name) != manifest.files[name]:
             raise SessionError(f"{folder / name}: changed since it was built: build the folder again")
     for source in manifest.sources:

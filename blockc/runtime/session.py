@@ -22,6 +22,7 @@ from blockc.runtime.step import DecodeStep
 from blockc.weights.safetensors import widen
 
 ROUND = 256  # tokens; the buffers of a captured step have a multiple of it, so that few lengths are captured
+LONG_ROUND = 128  # tokens; where a graph reads whole buffers, these are as long as the text, rounded up to a multiple
 
 
 class Session:
@@ -56,6 +57,7 @@ class Session:
     def _start(self, model: OpenModel) -> None:
         self.model = model
         self.graph = BoundGraph(model)
+        self.long: BoundGraph | None = None  # the graph of one new token, once a row is long
         self.cache: SessionCache | None = None
         self.step: DecodeStep | None = None
         self.drafts = Drafts()  # of the last text by lookup
@@ -209,15 +211,25 @@ class Session:
         joined = self.model.contract.feeding == "joined"
         first = np.full_like(before, self._columns) if joined else before  # where each row's new tokens go
         cache = self._reserve(rows, int(first.max()) + new, room)
+        graph = self._choose_graph(new, int(first.max()))
         step = self._bind_step(cache) if self.model.binds_steps and new == 1 and before.all() else None
-        given = self._make_inputs(ids, counts, before, first, whole=step is not None or self.buffered)
+        whole = step is not None or self.buffered or graph is self.long
+        given = self._make_inputs(ids, counts, before, first, whole)
         if step is not None:
             step.run(given)
             outputs = {name: tensor.read() for name, tensor in step.outputs.items()}
         else:
-            outputs = self.graph.run(cache, given, rows, self.model.contract.rows_of(new))
+            outputs = graph.run(cache, given, rows, self.model.contract.rows_of(new))
         self._lengths = before + counts
         return outputs
+
+    def _choose_graph(self, new: int, columns: int) -> BoundGraph:
+        """The graph that is faster for so many new tokens after so many columns."""
+        if new > 1 or self.model.step is None or columns < self.model.long:
+            return self.graph
+        if self.long is None:
+            self.long = BoundGraph(self.model.step())
+        return self.long
 
     def _check_rows(self, ids: Array, counts: Array, room: int) -> Array:
         """The rows' lengths before these tokens. Raises SessionError for tokens that cannot extend the rows."""
@@ -270,23 +282,34 @@ class Session:
             )
 
     def _reserve(self, rows: int, columns: int, room: int) -> SessionCache:
-        """The cache, long enough for these columns, with a mask as long. It grows at least to twice its length."""
-        wanted = columns + room
+        """The cache, long enough for these columns, with a mask as long.
+
+        It grows at least to twice its length; where a graph reads whole buffers, they follow the text closely.
+        """
+        follows = self.model.step is not None
+        wanted = columns if follows else columns + room
         new = not len(self._lengths)
-        if self.cache is None or (new and (self.cache.rows != rows or self.cache.length < wanted)):
+        if self.cache is None or (new and not self._fits(self.cache, rows, wanted)):
             self._release()
             self.cache = SessionCache(self.model, rows, self._round_up(wanted))
         elif wanted > self.cache.length:
             self._release()
-            self.cache.grow(self._round_up(max(wanted, 2 * self.cache.length)))
+            self.cache.grow(self._round_up(wanted if follows else max(wanted, 2 * self.cache.length)))
         longer = self.cache.length - self._mask.shape[1]
         if longer:
             self._mask = np.pad(self._mask, ((0, rows - len(self._mask)), (0, longer)))
         return self.cache
 
+    def _fits(self, cache: SessionCache, rows: int, wanted: int) -> bool:
+        """Whether new rows can take an earlier cache. One that is too long costs time where a graph reads all of it."""
+        if cache.rows != rows or cache.length < wanted:
+            return False
+        return self.model.step is None or cache.length == self._round_up(wanted)
+
     def _round_up(self, length: int) -> int:
-        """The length of a captured cache, rounded up, since each length is captured by itself."""
-        return max(length, min(-(-length // ROUND) * ROUND, self.context)) if self.model.captured else length
+        """The length of the buffers, rounded up: each length of a captured cache is captured by itself."""
+        step = ROUND if self.model.captured else 1 if self.model.step is None else LONG_ROUND
+        return max(length, min(-(-length // step) * step, self.context))
 
     def _bind_step(self, cache: SessionCache) -> DecodeStep:
         """The decode step for these buffers. Other buffers need another capture."""
