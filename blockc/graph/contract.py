@@ -122,6 +122,11 @@ class Contract:
         """Of how many tokens a call with so many new ones returns logits."""
         return tokens if self.last is None else min(tokens, self.last)
 
+    @property
+    def one_token(self) -> bool:
+        """Whether a call has one new token of each row, and never another number of them."""
+        return any(port.name == IDS and port.shape[1] == 1 for port in self.inputs)
+
     @cached_property
     def fixed(self) -> bool:
         """Whether a decode step can be bound once, and run again to the same effect.

@@ -24,6 +24,8 @@ class Target:
 
     `logits` are returned for all tokens or the last one; a number k: the k highest of the last one, with their tokens.
     `last`, with logits of the last token: of so many last tokens of a call, or of all of them if these are fewer.
+    `step`: a graph of one new token of each row, for long pasts: the cache is a buffer, and attention is products of
+    one row a head. Its logits are those of the one token, whether all are asked for or the last one's.
     `cache` is how the portable graph keeps keys and values: `joined`, past and new in a new tensor, or `buffer`, new
     ones written into a tensor of fixed length. A provider's own attention takes both. `packed`: the weights are
     copied and may be joined, so that queries, keys and values are one product. `padding` is where a
@@ -42,6 +44,7 @@ class Target:
     opset: int | None = None
     quant: Quant | None = None
     last: int = 1
+    step: bool = False
 
     def __post_init__(self) -> None:
         if self.provider is not None and self.cache == "buffer":
@@ -59,6 +62,10 @@ class Target:
             raise UsageError(f"{self.last!r}: expected a number of tokens, 1 or more", "last")
         if self.last > 1 and self.logits != "last":
             raise UsageError(f"is for logits of the last tokens, and these are {self.logits}", "last")
+        if self.step and (self.provider, self.dtype) != ("cpu", "fp32"):
+            raise UsageError("is for the CPU's own operators in fp32", "step")
+        if self.step and self.last > 1:
+            raise UsageError(f"has one new token, and not the last {self.last}", "step")
 
     @property
     def by_rows(self) -> bool:

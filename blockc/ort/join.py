@@ -11,7 +11,9 @@ from dataclasses import replace
 from blockc.ir import Function, Node, Param, Value, node, transform
 from blockc.ir.derive import Join, PassResult
 from blockc.ops import Linear
-from blockc.ort.ops import BlockLinear, GroupQueryAttention, RowQueryAttention
+from blockc.ort.ops import BlockLinear, GroupQueryAttention, RowQueryAttention, StepAttention
+
+JOINED = GroupQueryAttention | RowQueryAttention | StepAttention  # what also takes their joined product
 
 
 def join_projections(function: Function) -> PassResult:
@@ -26,7 +28,7 @@ def join_projections(function: Function) -> PassResult:
         linears = _find_projections(n, readers)
         if not linears:
             return None
-        assert isinstance(n.op, GroupQueryAttention | RowQueryAttention)
+        assert isinstance(n.op, JOINED)
         made = _join(linears, inputs[0].node.inputs, joins)
         return n.remake(op=replace(n.op, packed=True), inputs=(made[0], *inputs[3:]))
 
@@ -35,7 +37,7 @@ def join_projections(function: Function) -> PassResult:
 
 def _find_projections(n: Node, readers: Mapping[Value, list[Node]]) -> tuple[Node, ...]:
     """The three linears of one value that only this attention reads, or nothing."""
-    if not isinstance(n.op, GroupQueryAttention | RowQueryAttention):
+    if not isinstance(n.op, JOINED):
         return ()
     linears = tuple(value.node for value in n.inputs[:3])
     ops = [replace(linear.op, outputs=0) for linear in linears if isinstance(linear.op, Linear | BlockLinear)]

@@ -14,7 +14,7 @@ from blockc.ir.derive import Derivations, Pass, PassResult
 from blockc.ort.fuse import fuse
 from blockc.ort.join import join_projections
 from blockc.ort.quantise import QuantiseMatrices
-from blockc.passes import keep_last_token, keep_top, verify_graph, with_buffer
+from blockc.passes import keep_last_token, keep_top, one_token, verify_graph, with_buffer
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Fuse:
-    """The pass that fuses ops into a provider's own operators, for a float type and a padding."""
+    """The pass that fuses ops into a provider's own operators, for a float type, a padding and a step."""
 
     target: Target
 
@@ -39,12 +39,12 @@ class Fuse:
 
 
 def _fuse(target: Target) -> tuple[Pass, ...]:
-    own = Target(target.provider, target.dtype, padding=target.padding)
+    own = Target(target.provider, target.dtype, padding=target.padding, step=target.step)
     return () if target.provider is None else (Fuse(own),)
 
 
 def _take_last(target: Target) -> tuple[Pass, ...]:
-    return () if target.logits == "all" else (Plain(keep_last_token, (target.last,)),)
+    return () if target.logits == "all" or target.step else (Plain(keep_last_token, (target.last,)),)
 
 
 def _take_top(target: Target) -> tuple[Pass, ...]:
@@ -53,6 +53,11 @@ def _take_top(target: Target) -> tuple[Pass, ...]:
 
 def _use_buffer(target: Target) -> tuple[Pass, ...]:
     return (Plain(with_buffer),) if target.cache == "buffer" else ()
+
+
+def _take_one(target: Target) -> tuple[Pass, ...]:
+    """Before fusion, which then meets the cache as it is."""
+    return (Plain(with_buffer), Plain(one_token)) if target.step else ()
 
 
 def _quantise(target: Target) -> tuple[Pass, ...]:
@@ -65,6 +70,7 @@ def _join_matrices(target: Target) -> tuple[Pass, ...]:
 
 FLAT: tuple[Pass, ...] = (Plain(inline),)  # the start of every recipe
 STEPS: list[Callable[[Target], tuple[Pass, ...]]] = [
+    _take_one,
     _fuse,
     _take_last,
     _take_top,

@@ -38,7 +38,7 @@ SPEC = "spec.resolved.yaml"
 TEXTS = ("model.py", "graph.txt", "report.json", SPEC)
 _FIXED = frozenset({*TEXTS, MODEL, STEP, PROOF, *COMPANIONS})
 _WEIGHTS = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")  # as a checkpoint's files are called
-_OPTIONS = {"opset": None, "quant": None, "last": 1}  # of a target, with what each is by default
+_OPTIONS = {"opset": None, "quant": None, "last": 1, "step": False}  # of a target, with what each is by default
 FORMAT = 2  # raised whenever the set of keys changes
 
 

@@ -27,6 +27,8 @@ class Case:
     labels: bool = False
     first: int = 0  # the position of each sequence's first token
     masked: bool = True  # whether an attention_mask is given; only model.py can do without
+    by_token: bool = False  # for graphs that take one new token of each row
+    own_slots: bool = False  # whether each row's tokens lie in its cache from the first slot on, without its padding
 
     @property
     def several_on_a_past(self) -> bool:
@@ -78,13 +80,20 @@ def sequences(vocab: int, seed: int = 7) -> tuple[Array, Array]:
 
 
 def cases(
-    vocab: int, cached: bool, sides: Iterable[Sides] = (), only: Collection[str] | None = None
+    vocab: int,
+    cached: bool,
+    sides: Iterable[Sides] = (),
+    only: Collection[str] | None = None,
+    by_token: bool = False,
 ) -> tuple[Case, ...]:
     """Every case that applies, or those of them named in `only`; without a cache, whole sequences only.
 
+    `by_token` adds those for a graph that takes one new token of each row.
+
     Where the function changes beyond a length, each case is repeated with positions that start there.
     """
-    plain = tuple(case for case in _plain_cases(vocab, cached) if only is None or case.name in only)
+    every = (*_plain_cases(vocab, cached), *(_cases_by_token(vocab) if cached and by_token else ()))
+    plain = tuple(case for case in every if only is None or case.name in only)
     beyond = (
         replace(case, name=f"{case.name}, beyond {side.original}", first=side.original)
         for side in sides
@@ -113,4 +122,14 @@ def _plain_cases(vocab: int, cached: bool) -> tuple[Case, ...]:
         Case("padded left, decode", (a, b), (0, TOKENS - SHORT), (9, *(1,) * (TOKENS - 9))),
         Case("one token", (a[:1],), (0,), (1,)),
         Case("decode, no mask", both, (0, 0), (6, *(1,) * (TOKENS - 6)), masked=False),
+    )
+
+
+def _cases_by_token(vocab: int) -> tuple[Case, ...]:
+    a, b = sequences(vocab)
+    both, later, each = (a, np.roll(a, 3)), (0, TOKENS - SHORT), (1,) * TOKENS
+    return (
+        Case("token by token", both, (0, 0), each, by_token=True),
+        Case("padded left, token by token", (a, b), later, each, by_token=True),
+        Case("own slots, token by token", (a, b), later, each, by_token=True, own_slots=True),
     )

@@ -53,8 +53,12 @@ def _joined_feeds(case: Case) -> Iterator[Feed]:
 
 def _buffer_feeds(case: Case) -> Iterator[Feed]:
     for feed, new in zip(_joined_feeds(case), case.slices, strict=True):
-        mask = np.pad(feed.inputs[MASK], ((0, 0), (0, case.length + SPARE - new.stop)))
+        mask = feed.inputs[MASK]
         where = np.full(len(case.rows), new.start, np.int64)
+        if case.own_slots:
+            where = mask[:, : new.start].sum(axis=1)
+            mask = (np.arange(new.stop) < mask.sum(axis=1, keepdims=True)).astype(np.int64)
+        mask = np.pad(mask, ((0, 0), (0, case.length + SPARE - new.stop)))
         yield Feed(feed.inputs | {MASK: mask, WHERE: where}, feed.columns)
 
 

@@ -17,7 +17,7 @@ from blockc.basics.distribution import EXTRAS, extra_command
 from blockc.basics.floats import FloatType
 from blockc.basics.progress import Progress, no_progress
 from blockc.graph.target import Target
-from blockc.ir import Array
+from blockc.ir import Array, GraphError
 from blockc.ir.derive import Derivation, round_params
 from blockc.ort.kernels import COMPUTES
 from blockc.pipeline.compiled import PORTABLE, Compiled
@@ -169,7 +169,8 @@ def prove(
     truth = Truth(twin, random_parameters(twin.function, SEED))
     rows: list[Row] = []
     inapplicable: dict[str, str] = {}
-    chosen = _choose_cases(twin, inapplicable, only)
+    targets = tuple(target for target in targets if _has_graph(twin, target, inapplicable))
+    chosen = _choose_cases(twin, inapplicable, only, any(target.step for target in targets))
     missing = {package: "missing" for package in ("torch", "onnxruntime") if importlib.util.find_spec(package) is None}
     with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
         makers = list(_runner_makers(twin, Path(folder), missing, model_py, given, targets))
@@ -181,7 +182,11 @@ def prove(
                     continue  # an ONNX graph has no labels, and the loss needs all logits
                 if not (case.masked or isinstance(runner, Torch)):
                     continue  # a graph always takes a mask
-                if why := _why_inapplicable(runner, case):
+                if case.by_token and not runner.contract.one_token:
+                    continue  # a decode has such calls too, and is a case of every other graph
+                if runner.contract.one_token and not case.by_token and case.chunks != (1,):
+                    inapplicable[f"{runner.name}, calls of several tokens"] = "it takes one new token of each row"
+                elif why := _why_inapplicable(runner, case):
                     inapplicable[f"{runner.name}, {case.name}"] = why
                 else:
                     rows.append(compare_run(truth, runner, case))
@@ -228,6 +233,17 @@ def _runner_makers(
         yield from _target_makers(twin, make_exact(target), missing, given)
 
 
+def _has_graph(twin: Compiled, target: Target, inapplicable: dict[str, str]) -> bool:
+    """Whether there is a graph of one new token, if the target wants one: not every attention has that form."""
+    if target.step:
+        try:
+            twin.flatten(target)
+        except GraphError as why:
+            inapplicable[f"onnxruntime{_target_text(target)}"] = str(why)
+            return False
+    return True
+
+
 def _write_model_py(twin: Compiled, folder: Path) -> Path:
     path = folder / "model.py"
     path.write_text(twin.model_py(), encoding="utf-8")
@@ -271,8 +287,9 @@ def _target_text(target: Target) -> str:
     said = {
         "fused": target.provider is not None,
         "for cuda": target.provider == "cuda",
-        "by rows": target.padding == "right",
+        "by rows": target.padding == "right" and not target.step,
         "packed": target.packed,
+        "one token": target.step,
         "buffer": target.cache == "buffer",
         "last token": target.logits == "last" and target.last == 1,
         f"last {target.last} tokens": target.last > 1,
@@ -290,11 +307,14 @@ def _why_inapplicable(runner: Runner, case: Case) -> str:
     return ""
 
 
-def _choose_cases(twin: Compiled, inapplicable: dict[str, str], only: Collection[str] | None) -> list[Case]:
+def _choose_cases(
+    twin: Compiled, inapplicable: dict[str, str], only: Collection[str] | None, by_token: bool
+) -> list[Case]:
     """The cases within the context whose calls and sequences all have lengths at which rope is the same."""
     chosen: list[Case] = []
     unlike: list[str] = []
-    for case in cases(twin.spec.top.vocab, cached=bool(twin.contract(PORTABLE).held), sides=twin.sides, only=only):
+    cached = bool(twin.contract(PORTABLE).held)
+    for case in cases(twin.spec.top.vocab, cached, twin.sides, only, by_token):
         if case.first and max(case.lengths) > twin.spec.top.context:
             inapplicable[case.name] = "the context ends before"
         elif all(side.are_alike(case.lengths) for side in twin.sides):

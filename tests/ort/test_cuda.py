@@ -41,7 +41,18 @@ from blockc.ops import (
     Xielu,
 )
 from blockc.ort.lowering import swaps_for
-from blockc.ort.ops import FUSED, BoundedBias, GroupQueryAttention, Lengths, MaskBias, RotaryRows, Slots
+from blockc.ort.ops import (
+    FUSED,
+    BoundedBias,
+    GroupBias,
+    GroupQueryAttention,
+    Lengths,
+    MaskBias,
+    RotaryRows,
+    Slots,
+    StepAttention,
+    StepRows,
+)
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.runtime.opening import _CUDA  # pyright: ignore[reportPrivateUsage]
 from blockc.weights.rules import random_parameters
@@ -52,7 +63,8 @@ from tests.paths import ROOT
 SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
 CUDA = Target("cuda", "fp16")
 FORMS: tuple[Logits, ...] = ("all", "last", 50)
-CPU_ONLY = {MaskBias, BoundedBias, Slots, Lengths, GroupQueryAttention}  # what the fusion pass makes for the CPU alone
+# What the fusion pass makes for the CPU alone.
+CPU_ONLY = {MaskBias, BoundedBias, Slots, Lengths, GroupQueryAttention, StepRows, GroupBias, StepAttention}
 
 
 @cache

@@ -52,7 +52,7 @@ from blockc.ops import (
     Visible,
     VisibleBothWays,
 )
-from blockc.passes import keep_last_token, verify_graph, with_buffer, with_cache
+from blockc.passes import keep_last_token, one_token, verify_graph, with_buffer, with_cache
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import parse
 from blockc.weights.rules import random_parameters
@@ -375,6 +375,18 @@ def test_a_buffer_is_of_one_length_and_is_written_where_the_caller_says(name: st
     for (output, value), n in zip(function.outputs[1:], pasts, strict=True):
         assert output == n.name.replace("past_key_values", "present") and value.type == given[n.name]
     assert {type(n.op) for n in function.nodes} & {Extend, QueryPositions} == set()
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "gemma2-9b"])
+def test_a_graph_of_one_token_has_no_other_number(name: str) -> None:
+    function = one_token(with_buffer(twin(name).graph))
+    verify_graph(function)
+    given = {n.name: n.types[0] for n in function.inputs}
+    assert given["input_ids"] == given["position_ids"] == tensor("int", B, 1)
+    assert given["attention_mask"] == tensor("int", B, M) and given["write_indices"] == tensor("int", B)
+    assert function.output("logits").type.shape[:2] == (B, dim(1))
+    sizes = {size for n in function.nodes for type_ in n.types for size in type_.shape}
+    assert not {symbol for size in sizes for term in size.terms for symbol in term[0]} - {"B", "M"}
 
 
 def test_a_model_without_a_cache_has_no_buffer() -> None:

@@ -9,7 +9,7 @@ from types import UnionType
 from typing import TypeVar
 
 from blockc.graph.contract import IDS, MASK
-from blockc.ir import Node, Value, node
+from blockc.ir import GraphError, Node, Value, node
 from blockc.ir.derive import SkippedNode
 from blockc.ops import (
     Attention,
@@ -25,10 +25,12 @@ from blockc.ops import (
     SplitHeads,
     Visible,
 )
+from blockc.ops.buffer import PositionsFrom, Write
 from blockc.ort.fuse.rewrite import Mismatch, Rewrite
 from blockc.ort.kernels import why_no_heads, why_no_kernel, why_no_rope
 from blockc.ort.ops import (
     BoundedBias,
+    GroupBias,
     GroupQueryAttention,
     HeadNorm,
     Lengths,
@@ -37,7 +39,10 @@ from blockc.ort.ops import (
     RowLengths,
     RowQueryAttention,
     Slots,
+    StepAttention,
+    StepRows,
 )
+from blockc.ort.ops.step import HIDDEN
 
 # With a softcap or in half precision, the kernel gives NaN for a row whose every score is -inf.
 LOW = -3e4
@@ -91,8 +96,19 @@ class _Match:
         return None if self.q.rotary is None else self.q.rotary.inputs[1].node
 
 
+@dataclass(frozen=True)
+class _StepKey:
+    """Attentions whose rows of rope are one: those of the same heads, scale and table."""
+
+    op: StepRows
+    table: tuple[Value, ...]
+
+
 def fuse_attentions(rewrite: Rewrite) -> None:
-    """Fuses each attention that fits. By rows it is all or none, since they share one order of the cache."""
+    """Fuses each attention that fits. By rows it is all or none, since they share one order of the cache.
+
+    Raises GraphError for a graph of one new token with an attention that does not fit.
+    """
     matched: list[_Match] = []
     failed: list[SkippedNode] = []
     for n in rewrite.old.nodes:
@@ -101,15 +117,18 @@ def fuse_attentions(rewrite: Rewrite) -> None:
                 matched.append(_match(rewrite, n))
             except Mismatch as why:
                 failed.append(SkippedNode(n.name, str(why)))
-    by_rows = rewrite.target.by_rows
-    if by_rows and failed:
+    target = rewrite.target
+    if target.step and failed:
+        raise GraphError(f"{failed[0].node} has no form of one new token: {failed[0].reason}")
+    if target.by_rows and failed:
         why = f"{failed[0].node} is not fused, and all must lay out rows alike"
         failed += [SkippedNode(m.attention.name, why) for m in matched]
         matched = []
     rewrite.left += failed
     for m in matched:
         rewrite.gone.update(n for n in _find_replaced(m) if n is not m.join)
-        rewrite.plans[m.join] = _plan_by_rows(rewrite, m) if by_rows else _plan_by_mask(rewrite, m)
+        plan = _plan_step if target.step else _plan_by_rows if target.by_rows else _plan_by_mask
+        rewrite.plans[m.join] = plan(rewrite, m)
 
 
 def _find_replaced(m: _Match) -> Iterator[Node]:
@@ -129,7 +148,8 @@ def _match(rewrite: Rewrite, n: Node) -> _Match:
     join = rewrite.only_user(n[0])
     if join is None or not isinstance(join.op, MergeHeads):
         raise Mismatch("its heads are not joined at once")
-    key, value = _require(k, Extend, "its keys are not cached"), _require(v, Extend, "its values are not cached")
+    held = Write if rewrite.target.step else Extend
+    key, value = _require(k, held, "its keys are not cached"), _require(v, held, "its values are not cached")
     for extend in (key, value):
         if rewrite.users[extend[0]] != [n]:
             raise Mismatch("another attention reads its cache")
@@ -187,9 +207,11 @@ def _check_legal(rewrite: Rewrite, m: _Match, mask: Value) -> None:
         if m.op.biased:
             raise Mismatch("its scores have a bias, and rows are attended by their lengths alone")
         seen, (queries, keys) = _require(mask, Visible, "its mask is not made from positions"), mask.node.inputs
-        of_mask = (QueryPositions, KeyPositions)
+        of_mask = (QueryPositions | PositionsFrom, KeyPositions)
         if not all(isinstance(v.node.op, op) for v, op in zip((queries, keys), of_mask, strict=True)):
             raise Mismatch(f"{seen.name} is not made from the attention mask")
+    if rewrite.target.step and m.sinks:
+        raise Mismatch("its scores have sinks")
     if m.rotary is not None and (why := why_no_rope(m.q.split.head_dim, m.rotary.width)):
         raise Mismatch(why)
 
@@ -226,7 +248,29 @@ def _plan_by_rows(rewrite: Rewrite, m: _Match) -> Callable[[], None]:
     return make
 
 
-def _put(rewrite: Rewrite, m: _Match, op: GroupQueryAttention | RowQueryAttention, rest: tuple[Value, ...]) -> None:
+def _plan_step(rewrite: Rewrite, m: _Match) -> Callable[[], None]:
+    """Attention of one new token of each row. Rope of whole heads also multiplies q by the scale."""
+
+    def make() -> None:
+        head_dim = m.q.split.head_dim
+        whole = m.rotary is not None and m.rotary.width == head_dim
+        op = StepAttention(
+            m.op.heads, m.op.kv_heads, head_dim, 1.0 if whole else m.op.scale, m.op.softcap, m.rotary,
+            biased=m.op.biased,
+        )  # fmt: skip
+        bias = _make_group_bias(rewrite, m)
+        rope = _make_step_rows(rewrite, m, m.op.scale if whole else 1.0)
+        _put(rewrite, m, op, (*bias, *rewrite.map_values(m.key.inputs[2]), *rope))
+
+    return make
+
+
+def _put(
+    rewrite: Rewrite,
+    m: _Match,
+    op: GroupQueryAttention | RowQueryAttention | StepAttention,
+    rest: tuple[Value, ...],
+) -> None:
     pasts = rewrite.map_values(m.key.inputs[0], m.value.inputs[0])
     q, k, v = (_normalise(rewrite, heads) for heads in (m.q, m.k, m.v))
     made = node(op, q, k, v, *pasts, *rest, name=m.attention.name, place=m.attention.place)
@@ -255,6 +299,26 @@ def _make_bias(rewrite: Rewrite, mask: Value, biased: bool, low: float) -> tuple
         return rewrite.map_values(mask)
     op = BoundedBias(low) if biased else MaskBias(low)
     return rewrite.make_once((mask, low), lambda: node(op, rewrite.new[mask], name=f"{mask.node.name}.bias"))
+
+
+def _make_group_bias(rewrite: Rewrite, m: _Match) -> tuple[Value, ...]:
+    """The bias of an attention of one new token, its heads in groups where they share keys."""
+    mask, shared = m.attention.inputs[3], m.op.heads // m.op.kv_heads
+    bias = _make_bias(rewrite, mask, m.op.biased, HIDDEN)
+    if shared == 1:
+        return bias
+    op = GroupBias(m.op.kv_heads, shared) if m.op.biased else GroupBias()
+    name = f"{mask.node.name}.bias_{op.kv_heads}x{op.group}"
+    return rewrite.make_once((mask, op), lambda: node(op, *bias, name=name))
+
+
+def _make_step_rows(rewrite: Rewrite, m: _Match, scale: float) -> tuple[Value, ...]:
+    if m.q.rotary is None:
+        return ()
+    table, op = m.q.rotary.inputs[1:], StepRows(m.op.heads, m.op.kv_heads, scale)
+    known = [key for key in rewrite.shared if isinstance(key, _StepKey)]
+    name = f"step_rows_{len(known)}"
+    return rewrite.make_once(_StepKey(op, table), lambda: node(op, *rewrite.map_values(*table), name=name))
 
 
 def _make_slots(rewrite: Rewrite) -> tuple[Value, ...]:

@@ -9,16 +9,18 @@ from blockc.ort.ops.attention import GroupQueryAttention, RowQueryAttention
 from blockc.ort.ops.blocks import BlockEmbed, BlockLinear, BlockSums
 from blockc.ort.ops.pairs import BiasedGelu, HeadNorm, SkipNorm
 from blockc.ort.ops.rows import MICROSOFT, BoundedBias, Lengths, MaskBias, RotaryRows, RowLengths, Slots
+from blockc.ort.ops.step import GroupBias, StepAttention, StepRows
 
 FUSED: tuple[type[Op], ...] = (
     SkipNorm, HeadNorm, BiasedGelu,
     MaskBias, BoundedBias, Slots, Lengths, RowLengths, RotaryRows,
     GroupQueryAttention, RowQueryAttention,
+    StepRows, GroupBias, StepAttention,
     BlockSums, BlockLinear, BlockEmbed,
 )  # fmt: skip
 
 __all__ = [
     "FUSED", "MICROSOFT", "BiasedGelu", "BlockEmbed", "BlockLinear", "BlockSums", "BoundedBias",
-    "GroupQueryAttention", "HeadNorm", "Lengths", "MaskBias", "RotaryRows", "RowLengths", "RowQueryAttention",
-    "SkipNorm", "Slots",
+    "GroupBias", "GroupQueryAttention", "HeadNorm", "Lengths", "MaskBias", "RotaryRows", "RowLengths",
+    "RowQueryAttention", "SkipNorm", "Slots", "StepAttention", "StepRows",
 ]  # fmt: skip
