@@ -83,27 +83,49 @@ def bench(
     turns: int = 5,
     provider: Provider = "cpu",
     ops: bool = False,
+    text: Path | str | None = None,
+    lookup: int | None = None,
+    tokens: int | None = None,
     said: Callable[[str], None] = _quiet,
 ) -> Bench:
     """Measures prefill and decode of builds in turns, each in its own process, beside the machine's floor.
 
-    `ops` adds what a decode step takes by operator, by onnxruntime's own profile, on the CPU alone. `said` is called
-    with a line for each step. The result's `text()` and `data()` are what the command prints. Raises SessionError and
-    WorkerError.
+    `ops` adds what a decode step takes by operator, by onnxruntime's own profile, on the CPU alone. `text` is a file in
+    UTF-8 after which each build writes `tokens` more tokens, 128 by default, token by token and with `lookup` as
+    `Session.generate` has it. None is lookup of 7 for the builds that have it; a number is for all of them, 0 for none.
+
+    `said` is called with a line for each step. The result's `text()` and `data()` are what the command prints. Raises
+    SessionError and WorkerError.
     """
     from blockc.bench.measure import Measure, find_entries, run_bench
+    from blockc.bench.writing import read_prompt
 
     measures = [*(Measure("prefill", n) for n in prefill), *(Measure("decode", n) for n in decode)]
-    if not measures:
-        raise UsageError("nothing to measure: give lengths of prefill or decode")
+    if not measures and text is None:
+        raise UsageError("nothing to measure: give lengths of prefill or decode, or a text")
     if bad := [n for n in (turns, *prefill, *decode, *([] if threads is None else [threads])) if n < 1]:
         raise UsageError(f"{bad[0]}: expected numbers of tokens, turns and threads, 1 or more")
     if ops and not decode:
         raise UsageError("is for decode steps: give lengths of decode", "ops")
     if ops and provider == "cuda":
         raise UsageError("is for the CPU: of cuda, onnxruntime's profile has the launches of kernels alone", "ops")
+    _refuse_writing(text is not None, lookup, tokens)
+    prompt = None if text is None else read_prompt(Path(text), tokens, lookup)
     found = find_entries(Path(folder), [Path(other) for other in against])
-    return run_bench(found, measures, provider=provider, threads=threads, turns=turns, ops=ops, said=said)
+    return run_bench(
+        found, measures, provider=provider, threads=threads, turns=turns, ops=ops, prompt=prompt, said=said
+    )
+
+
+def _refuse_writing(text: bool, lookup: int | None, tokens: int | None) -> None:
+    """Raises UsageError for arguments that do not fit a text, or without one."""
+    given = {"lookup": lookup, "tokens": tokens}
+    if idle := [name for name, value in given.items() if value is not None and not text]:
+        raise UsageError("is for a text: give that too", idle[0])
+    if lookup is not None and lookup < 0:
+        raise UsageError(f"{lookup}: expected 0 or more", "lookup")
+    if tokens is not None and tokens < 2:
+        raise UsageError(f"{tokens}: expected 2 or more, since the first one is not timed", "tokens")
 
 
 @require_packages("run")

@@ -17,6 +17,7 @@ from blockc.bench.protocol import UnableError, draw_tokens, memory, serve
 from blockc.graph.target import Provider
 from blockc.products.manifest import MODEL
 from blockc.runtime import ProviderError, Session, SessionError
+from blockc.runtime.lookup import Drafts
 from blockc.runtime.opening import OpenModel, session_at
 
 
@@ -74,6 +75,25 @@ class SessionWorker:
             raise UnableError(f"onnxruntime's profile has {len(runs)} of {self.clock.runs} runs, so it was cut short")
         return {"ms": [ms for ms, _ in taken], "ops": cost_by_operator(runs[-steps:])}
 
+    def drafts(self, most: int) -> dict[str, Any]:
+        """Why the model cannot check a draft of so many tokens, by a try; empty if it can."""
+        try:
+            list(self.session.generate([draw_tokens(1, self.session.model.vocab)], 1, lookup=most))
+        except SessionError as error:
+            return {"lacks": str(error), "rounds": self.session.rounds}
+        return {"lacks": "", "rounds": self.session.rounds}
+
+    def write(self, ids: list[int], new: int, stop: list[int], lookup: int) -> dict[str, Any]:
+        """Writes on from a prompt. The time begins with the first token."""
+        tokens: list[int | None] = []
+        start = end = 0.0
+        for step in self.session.generate([ids], new, stop, lookup=lookup):
+            end = time.perf_counter()
+            start = start or end
+            tokens += step
+        drafts = self.session.drafts if lookup else Drafts(steps=len(tokens) - 1)
+        return {"tokens": tokens, "ms": 1000 * (end - start), "drafts": [drafts.steps, drafts.drafted, drafts.kept]}
+
     def _start(self, model: OpenModel, session: Any) -> None:
         self.clock = RunClock()
         self.loaded = Session.of(replace(model, session=TimedRuns(session, self.clock)))
@@ -126,6 +146,8 @@ def main() -> None:
         "prefill": candidate.prefill,
         "decode": candidate.decode,
         "ops": candidate.ops,
+        "drafts": candidate.drafts,
+        "write": candidate.write,
     }
     serve({name: as_handler(method) for name, method in methods.items()} | {"memory": lambda: memory() or {}})
 

@@ -21,6 +21,7 @@ from blockc.bench.turns import (
     start_workers,
     worker_command,
 )
+from blockc.bench.writing import Prompt, Writing, encode_prompt, prepare_writing, write_by_turns
 from blockc.graph.target import Provider
 from blockc.language.spec import load
 from blockc.pipeline.compiled import compile_spec
@@ -106,8 +107,8 @@ class StepProfile:
 class Candidate:
     """The results of one entry. `floor` is in milliseconds, where it is known.
 
-    `loop` is what each decode step takes outside onnxruntime's run, in milliseconds. `profiles` is empty unless asked
-    for.
+    `loop` is what each decode step takes outside onnxruntime's run, in milliseconds. `profiles` is empty, and `writing`
+    None, unless asked for.
     """
 
     entry: BenchEntry
@@ -117,6 +118,7 @@ class Candidate:
     floor: dict[Measure, float] = field(default_factory=dict[Measure, float])
     loop: dict[Measure, list[float]] = field(default_factory=dict[Measure, list[float]])
     profiles: dict[Measure, StepProfile] = field(default_factory=dict[Measure, StepProfile])
+    writing: Writing | None = None
 
     def percentile(self, measure: Measure, p: float) -> float:
         """The p-th percentile of the times, interpolated linearly."""
@@ -131,7 +133,10 @@ class Candidate:
 
 @dataclass
 class Bench:
-    """All candidates, the command's own folder first; `machine` is None where the machine is not measured."""
+    """All candidates, the command's own folder first; `machine` is None where the machine is not measured.
+
+    `prompt` is the text that they write on from, if there is one.
+    """
 
     provider: Provider
     pinned: list[int]
@@ -141,10 +146,12 @@ class Bench:
     candidates: list[Candidate]
     machine: dict[str, Any] | None = None
     speeds: dict[Measure, Speed] = field(default_factory=dict[Measure, Speed])
+    prompt: Prompt | None = None
 
     def __repr__(self) -> str:
         names = ", ".join(candidate.entry.name for candidate in self.candidates)
-        return f"<Bench of {names} on {self.provider}: {', '.join(map(str, self.measures))}>"
+        measured = [*map(str, self.measures), *([self.prompt.name] if self.prompt else [])]
+        return f"<Bench of {names} on {self.provider}: {', '.join(measured)}>"
 
     def text(self) -> str:
         """The results as tables."""
@@ -197,11 +204,12 @@ def run_bench(
     threads: int | None = None,
     turns: int = 5,
     ops: bool = False,
+    prompt: Prompt | None = None,
     said: Say = lambda _: None,
 ) -> Bench:
     """Opens all entries at once, and measures them in turns; with `ops` it then profiles the decode steps of each.
 
-    Raises SessionError and WorkerError.
+    With `prompt`, all write on from it, too. Raises SessionError and WorkerError.
     """
     pinned = cores(threads)
     if pinned and threads is not None and len(pinned) < threads:
@@ -209,8 +217,11 @@ def run_bench(
     threads = threads or len(pinned) or os.cpu_count() or 1
     with start_workers({entry.name: entry.command(provider) for entry in found}, pinned) as workers:
         candidates = [_load(entry, workers[entry.name], threads, measures, said) for entry in found]
-        bench = Bench(provider, pinned, threads, turns, tuple(measures), candidates)
-        machine = {} if provider == "cuda" else {"the machine": worker_command("blockc.bench.machine")}
+        bench = Bench(provider, pinned, threads, turns, tuple(measures), candidates, prompt=prompt)
+        if prompt is not None:
+            _write(bench, workers, prompt, said)
+        unseen = provider == "cuda" or not measures
+        machine = {} if unseen else {"the machine": worker_command("blockc.bench.machine")}
         with start_workers(machine, pinned) as gauges:
             _measure(bench, workers, next(iter(gauges.values()), None), said)
         if ops:
@@ -219,12 +230,22 @@ def run_bench(
     return bench
 
 
+def _write(bench: Bench, workers: Mapping[str, Worker], prompt: Prompt, said: Say) -> None:
+    starts = encode_prompt(prompt, (candidate.entry.folder for candidate in bench.candidates))
+    texts: dict[str, Writing] = {}
+    for each in bench.candidates:
+        name, folder = each.entry.name, each.entry.folder
+        each.writing = texts[name] = prepare_writing(workers[name], prompt, starts[folder], each.load.get("context"))
+    said(f"{prompt.name}, {_turns(bench)}")
+    write_by_turns(workers, texts, prompt, bench.turns)
+
+
 def _measure(bench: Bench, workers: Mapping[str, Worker], gauge: Worker | None, said: Say) -> None:
     """Measures all candidates. `gauge` is the machine's worker, asked before and after each measure."""
     found = [candidate.entry for candidate in bench.candidates]
     bench.machine = gauge and gauge.ask("load", threads=bench.threads)
     for measure in bench.measures:
-        said(f"{measure}, {bench.turns} turn{'' if bench.turns == 1 else 's'}")
+        said(f"{measure}, {_turns(bench)}")
         before = gauge and _measure_speed(gauge, measure, found)
         answers = ask_by_turns(workers, bench.turns, measure.do, **measure.request)
         after = gauge and _measure_speed(gauge, measure, found)
@@ -233,6 +254,10 @@ def _measure(bench: Bench, workers: Mapping[str, Worker], gauge: Worker | None, 
             candidate.loop[measure] = join_answers(answers[candidate.entry.name], "loop_ms")
         if before and after:
             bench.speeds[measure] = faster_of(before, after)
+
+
+def _turns(bench: Bench) -> str:
+    return f"{bench.turns} turn{'' if bench.turns == 1 else 's'}"
 
 
 def _profile(bench: Bench, workers: Mapping[str, Worker], said: Say) -> None:

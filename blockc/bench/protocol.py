@@ -4,6 +4,9 @@
     {"do": "prefill", "tokens": N, "repeat": R}  {"ms": [R numbers]}   an empty cache to the last token's logits
     {"do": "decode", "context": N, "steps": K}   {"ms": [K numbers]}   one token each, after N others
     {"do": "ops", "context": N, "steps": K}      {"ms": [K numbers], "ops": [[operator, nodes, ms], ...]}
+    {"do": "drafts", "most": N}                  {"lacks": text, "rounds": bool}
+    {"do": "write", "ids": [tokens], "new": N, "stop": [tokens], "lookup": N}
+                                                 {"tokens": [1 to N], "ms": number, "drafts": [steps, drafted, kept]}
     {"do": "memory"}                             {"rss": bytes, "private": bytes, "peak": bytes}
     {"do": "quit"}                               {}
 
@@ -12,8 +15,17 @@ Prefills and steps are preceded by one that is not counted. An answer {"error": 
 `context`, the largest number of tokens in a row. Logits must end in host memory.
 
 The answer to "decode" may also have `loop_ms`: of each step, what the worker's own code takes around the run of the
-model. Only blockc's worker answers "ops": steps under onnxruntime's profiler, and what a step's nodes take of each
-operator, medians of the steps, the most costly operator first.
+model. Only blockc's worker answers three of the requests:
+
+"ops": steps under onnxruntime's profiler, and what a step's nodes take of each operator, medians of the steps, the most
+costly operator first.
+
+"drafts": why the model cannot check a draft of N tokens in one step, empty if it can; and whether several tokens of a
+step are rounded otherwise than one.
+
+"write": the likeliest tokens after a prompt, N at most, up to one of `stop`, by drafts of at most `lookup` tokens, or
+without any for 0; the milliseconds of all tokens after the first one; the model's steps after the prompt, the tokens
+drafted for them, and how many of these were right.
 """
 
 from __future__ import annotations

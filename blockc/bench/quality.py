@@ -116,7 +116,7 @@ def measure_quality(
     progress: Progress = no_progress,
 ) -> Quality:
     """Measures a build beside its reference. Raises SessionError, and UsageError for a window that does not fit."""
-    name, words = _read_text(text)
+    name, words = read_text(text)
     folders = (folder, against)
     sessions = [open_session(each, provider, threads, shared=False) for each in folders]
     _refuse_unlike(folders, sessions)
@@ -133,8 +133,8 @@ def measure_quality(
     return summarise(scores, str(folder), str(against), name, size)
 
 
-def _read_text(path: Path | None) -> tuple[str, str]:
-    """(The name of a text; the text itself.) Raises SessionError."""
+def read_text(path: Path | None) -> tuple[str, str]:
+    """(The name of a text; the text itself, by default the one that comes with blockc.) Raises SessionError."""
     if path is None:
         return TEXT, files("blockc").joinpath("texts", TEXT).read_text(encoding="utf-8")
     try:

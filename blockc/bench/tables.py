@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockc.bench.measure import Bench, Candidate, Measure, StepProfile
+from blockc.bench.writing import Prompt, Writing
 
 VERSION = 1
 _PERCENTILES = (50, 90, 99)
 
 
 def as_text(bench: Bench) -> str:
-    parts = [_head(bench), _speeds(bench), _sizes(bench)]
+    parts = [_head(bench), *([_speeds(bench)] if bench.measures else []), _sizes(bench)]
     if any(measure.do == "decode" for measure in bench.measures):
         parts.append(_latencies(bench))
     parts += [_operators(each, measure) for each in bench.candidates for measure in each.profiles]
+    if bench.prompt is not None:
+        parts.append(_texts(bench, bench.prompt))
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
@@ -88,6 +91,51 @@ def _operators(candidate: Candidate, measure: Measure) -> list[str]:
     ]
 
 
+def _texts(bench: Bench, prompt: Prompt) -> list[str]:
+    """What a token takes on the text of one's own, plain and by lookup, and what came of the drafts."""
+    rows = [["", "", *(f"lookup {lookup}" if lookup else "plain" for lookup in prompt.lookups)]]
+    for candidate in bench.candidates:
+        ms = [_token_ms(candidate, lookup) for lookup in prompt.lookups]
+        rows.append([candidate.entry.name, "ms", *(_figure(each, ".4g") for each in ms)])
+        rows.append(["", "tokens/s", *(_figure(each and 1000 / each, ".4g") for each in ms)])
+        if bench.other is not None:
+            ratios = (_text_of_other(bench, candidate, lookup) for lookup in prompt.lookups)
+            rows.append(["", f"x {bench.other.entry.name}", *(_figure(each, ".2f") for each in ratios)])
+    said = (f"{each.entry.name}: {_said_of_text(each.writing, prompt)}" for each in bench.candidates if each.writing)
+    return [f"{prompt.name}, a token after the first one", *align(rows, 2), *said]
+
+
+def _said_of_text(writing: Writing, prompt: Prompt) -> str:
+    """How many tokens were read and written, and what drafts came to, in the first turn."""
+    read = f"{_count(len(writing.start.ids), 'token')} read, {len(writing.texts[0][0].tokens)} written"
+    if writing.lacks:
+        return f"{read}; no lookup: {writing.lacks}"
+    if not prompt.lookup:
+        return read
+    made, parts = writing.texts[prompt.lookup][0], writing.parts_at(prompt.lookup)
+    text = "same text" if parts is None else f"another text from token {parts} on"
+    if parts is not None and writing.rounds:
+        text += ", since its products round several tokens otherwise than one"
+    return (
+        f"{read}; by lookup {writing.ratio(prompt.lookup):.2f} times as fast: {_count(made.steps, 'step')}, "
+        f"{made.kept} of {made.drafted} drafted tokens kept, {text}"
+    )
+
+
+def _token_ms(candidate: Candidate, lookup: int) -> float | None:
+    return None if candidate.writing is None else candidate.writing.median(lookup)
+
+
+def _text_of_other(bench: Bench, candidate: Candidate, lookup: int) -> float | None:
+    """None where one of the two has no such text."""
+    ours, theirs = (each and _token_ms(each, lookup) for each in (candidate, bench.other))
+    return ours / theirs if ours and theirs else None
+
+
+def _figure(number: float | None, form: str) -> str:
+    return "-" if number is None else format(number, form)
+
+
 def _share(ms: float, profile: StepProfile) -> float:
     return ms / profile.total.ms if profile.total.ms else 0.0
 
@@ -138,6 +186,7 @@ def as_data(bench: Bench) -> dict[str, Any]:
                 for measure, speed in bench.speeds.items()
             },
         },
+        "text": bench.prompt and {"name": bench.prompt.name, "tokens": bench.prompt.new, "lookup": bench.prompt.lookup},
         "candidates": [_candidate(bench, candidate) for candidate in bench.candidates],
     }
 
@@ -154,6 +203,41 @@ def _candidate(bench: Bench, candidate: Candidate) -> dict[str, Any]:
         "weights": load["weights"],
         "on_disk": candidate.disk,
         "measures": {str(measure): _measure(bench, candidate, measure) for measure in bench.measures},
+        "text": _text(bench, bench.prompt, candidate) if bench.prompt else None,
+    }
+
+
+def _text(bench: Bench, prompt: Prompt, candidate: Candidate) -> dict[str, Any]:
+    """The text of one's own: figures of each way to write it, those of drafts in the first turn."""
+    assert candidate.writing is not None
+    writing, drafted = candidate.writing, bool(prompt.lookup and not candidate.writing.lacks)
+    return {
+        "read": len(writing.start.ids),
+        "tokenizer": str(writing.start.tokenizer),
+        "lacks": writing.lacks or None,
+        "rounds": writing.rounds,
+        "plain": _way(bench, candidate, writing, 0),
+        "lookup": {
+            **_way(bench, candidate, writing, prompt.lookup),
+            "times_as_fast": writing.ratio(prompt.lookup),
+            "same_text": writing.parts_at(prompt.lookup) is None,
+            "parts_at": writing.parts_at(prompt.lookup),
+        }
+        if drafted
+        else None,
+    }
+
+
+def _way(bench: Bench, candidate: Candidate, writing: Writing, lookup: int) -> dict[str, Any]:
+    ms, first = writing.median(lookup), writing.texts[lookup][0]
+    return {
+        "written": len(first.tokens),
+        "token_ms": ms,
+        "tokens_s": ms and 1000 / ms,
+        "of_against": _text_of_other(bench, candidate, lookup),
+        "steps": first.steps,
+        "drafted": first.drafted,
+        "kept": first.kept,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,6 +39,21 @@ def bench(
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="The number of turns of each candidate.")] = 5,
     ep: Annotated[Provider, typer.Option(help="The provider of onnxruntime to run on.")] = "cpu",
     ops: Annotated[bool, typer.Option("--ops", help="Show what a decode step takes by operator, too.")] = False,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write on from this text in UTF-8, too, without and with prompt lookup."),
+    ] = None,
+    lookup: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="With --text: draft up to N tokens, 0 for none; by default 7 where the build allows it.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=2, metavar="K", help="With --text: the most tokens to write; 128 by default.")
+    ] = None,
     format_: Annotated[
         Literal["text", "json"], typer.Option("--format", help="Text for people or JSON for programs.")
     ] = "text",
@@ -52,11 +67,21 @@ def bench(
 ) -> None:
     """Measure prefill and decode of builds in turns, each in its own process, beside the machine's floor."""
     lengths = _parse_numbers("--prefill", prefill), _parse_numbers("--decode", decode)
-    if not any(lengths):
-        stop(USAGE, "nothing to measure: give --prefill or --decode")
-    _refuse_plot(plot)
-    folders = [require_path(path) for path in (folder, *against)]
-    made = _measure(folders, *lengths, ep, threads, turns, ops)
+    if not any(lengths) and text is None:
+        stop(USAGE, "nothing to measure: give --prefill, --decode or --text")
+    _refuse_plot(plot, any(lengths))
+    made = _measure(
+        [require_path(path) for path in (folder, *against)],
+        prefill=lengths[0],
+        decode=lengths[1],
+        threads=threads,
+        turns=turns,
+        provider=ep,
+        ops=ops,
+        text=None if text is None else require_path(text),
+        lookup=lookup,
+        tokens=tokens,
+    )
     from blockc.bench import tables
 
     said = (tables.as_text if format_ == "text" else tables.as_json)(made) + "\n"
@@ -80,7 +105,7 @@ def _parse_numbers(option: str, text: str) -> list[int]:
     return list(dict.fromkeys(map(int, words)))
 
 
-def _refuse_plot(path: Path | None) -> None:
+def _refuse_plot(path: Path | None, lengths: bool) -> None:
     """Refuses a picture that cannot be drawn, before anything is measured."""
     from importlib.util import find_spec
 
@@ -88,34 +113,19 @@ def _refuse_plot(path: Path | None) -> None:
 
     if path is None:
         return
+    if not lengths:
+        stop(USAGE, "--plot draws prefill and decode: give --prefill or --decode")
     if path.suffix not in PICTURES:
         stop(USAGE, f"--plot {plain_line(str(path))}: expected a name that ends in {' or '.join(PICTURES)}")
     if find_spec("matplotlib") is None:
         stop(ENVIRONMENT, f"--plot: {missing_message('matplotlib')}")
 
 
-def _measure(
-    folders: list[Path],
-    prefill: list[int],
-    decode: list[int],
-    ep: Provider,
-    threads: int | None,
-    turns: int,
-    ops: bool,
-) -> Bench:
+def _measure(folders: list[Path], **asked: Any) -> Bench:
+    """What api.bench measures of the folders. `asked` are its options."""
     from blockc import api
 
     try:
-        return api.bench(
-            folders[0],
-            folders[1:],
-            prefill=prefill,
-            decode=decode,
-            threads=threads,
-            turns=turns,
-            provider=ep,
-            ops=ops,
-            said=say,
-        )
+        return api.bench(folders[0], folders[1:], said=say, **asked)
     except api.WorkerError as error:
         stop(ENVIRONMENT if error.environment else WRONG, str(error))

@@ -483,7 +483,7 @@ def test_bench_measures_a_build_and_anothers_folder(
     out, err = capsys.readouterr()
     assert out == "" and {"blockc: decode at 9, 2 turns", "blockc: decode at 9, by operator"} <= {*err.splitlines()}
     said = json.loads(written.read_text())
-    assert said.keys() == {"bench", "provider", "threads", "cores", "turns", "against", "machine", "candidates"}
+    assert said.keys() == {"bench", "provider", "threads", "cores", "turns", "against", "machine", "text", "candidates"}
     assert (said["bench"], said["threads"], len(said["cores"]), said["turns"]) == (1, 1, 1, 2)
     names = ["portable", "fused alone", "fused alone, shared cache"]
     assert [each["name"] for each in said["candidates"]] == names and said["against"] == names[1]
@@ -557,7 +557,7 @@ def test_requests_that_do_not_fit_are_refused_before_anything_is_measured(
     for arguments, code, why in (
         (("--prefill", "12,x"), 2, "--prefill x: expected numbers of tokens such as 128,1024"),
         (("--decode", "0"), 2, "--decode 0: expected numbers of tokens"),
-        (("--prefill", "", "--decode", ""), 2, "nothing to measure: give --prefill or --decode"),
+        (("--prefill", "", "--decode", ""), 2, "nothing to measure: give --prefill, --decode or --text"),
         (("--decode", "", "--ops"), 2, "--ops is for decode steps: give lengths of decode"),
         (
             ("--ep", "cuda", "--ops"),
