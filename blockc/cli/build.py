@@ -227,7 +227,7 @@ def _parse_logits(said: str) -> tuple[Logits, int]:
     """(Which logits; of how many last tokens.)"""
     if said == "all" or said == "last":
         return said, 1
-    word, _, number = said.rpartition(":")
-    if word in ("", "last") and number.isascii() and number.isdigit() and int(number) > 0:
-        return ("last", int(number)) if word else (int(number), 1)
+    number = said.removeprefix("last:")
+    if number.isascii() and number.isdigit() and int(number) > 0:
+        return (int(number), 1) if number == said else ("last", int(number))
     return stop(USAGE, f"--logits {said}: expected all, last, last:N for the last N, or how many of the highest")

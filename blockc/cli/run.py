@@ -81,6 +81,8 @@ def run(
         stop(USAGE, "--system is for an assistant: give --chat too")
     if cuda_graph and ep != "cuda":
         stop(USAGE, "--cuda-graph needs --ep cuda")
+    if lookup and len(prompt) > 1:
+        stop(USAGE, f"--lookup takes one --prompt, and there are {len(prompt)}")
     from blockc.runtime.sampling import choose_sampler
 
     choose = choose_sampler(temperature, top_k, top_p, seed)

@@ -16,8 +16,8 @@ from blockc.ops.base import last_axis, rand
 class LastIndices(Op):
     """i[b, j] = max(last[b] - L + 1 + j, 0), L = min(S, count): (B, 1), (B, S) -> (B, L)
 
-    The places of the last tokens of each row, the last one at the end. Of the second operand only the shape counts. A
-    row with fewer tokens than L has its first one several times.
+    The places of the last tokens of each row, the last one at the end. Of the second operand only the shape counts. In
+    a row with fewer tokens than L, the places before theirs are of padding on the left, or 0 several times.
     """
 
     count: int

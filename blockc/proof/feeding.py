@@ -132,5 +132,7 @@ def _place(logits: Array, columns: Array, contract: Contract) -> Array:
     for row, places in enumerate(columns):
         real = np.flatnonzero(places >= 0)
         at = real if contract.last is None else np.arange(given)[given - len(real[-given:]) :]
+        if contract.last is not None and np.isneginf(logits[row, at]).any():
+            raise ValueError("a logit is -inf, which here says that none was returned")
         placed[row, places[real[-given:]] - first] = logits[row, at]
     return placed

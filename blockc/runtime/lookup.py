@@ -99,7 +99,10 @@ class Pace:
 
 @dataclass
 class Drafts:
-    """What drafts came to: steps of the model, tokens drafted, and how many of these were right."""
+    """What drafts came to: steps of the model, that of the prompt too, tokens drafted, and how many were kept.
+
+    The text has steps + kept tokens, also where it ends inside a draft.
+    """
 
     steps: int = 0
     drafted: int = 0
@@ -112,12 +115,14 @@ def generate_by_lookup(
     """The tokens of one row after its prompt, as `Session.generate` yields them, by drafts of at most `most` tokens."""
     text = Occurrences(prompt)
     pace = Pace(most, OF_CODES if session.model.rounds else OF_FLOATS)
-    session.drafts = Drafts()
+    drafts = session.drafts = Drafts()
     draft: list[int] = []
     logits: Logits = session.prefill([prompt], room=new - 1)
     left = new
     while True:
         kept = 0
+        drafts.steps += 1
+        drafts.drafted += len(draft)
         assert not isinstance(logits, TopLogits)  # refused before
         for kept in range(len(draft) + 1):
             token = int(sampler(logits[kept : kept + 1])[0])
@@ -128,9 +133,7 @@ def generate_by_lookup(
                 return
             if kept == len(draft) or draft[kept] != token:
                 break
-        session.drafts.steps += 1
-        session.drafts.drafted += len(draft)
-        session.drafts.kept += kept
+            drafts.kept += 1
         pace.record(len(draft), kept)
         read = len(text.text) - 1  # the newest token is in no cache yet
         if session.lengths[0] > read:

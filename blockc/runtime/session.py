@@ -106,7 +106,7 @@ class Session:
             ids[i, : len(row)] = row
         return self._call(ids, counts, room)
 
-    def extend(self, tokens: Sequence[int]) -> Logits:
+    def extend(self, tokens: Sequence[int]) -> Array:
         """Reads new tokens of the one row. Returns float32 logits (S, V) after each of them. Raises SessionError."""
         if len(self._lengths) > 1:
             raise SessionError(f"{len(self._lengths)} rows are open, and one is extended by several tokens")
@@ -127,6 +127,7 @@ class Session:
             raise SessionError(f"a rewind to {length} tokens, and the rows have {', '.join(map(str, self.lengths))}")
         if why := self.why_no_rewind:
             raise SessionError(f"{self.model.name}: {why}")
+        self._refuse_unlike(length, int(self._lengths[0]))
         self._lengths[0] = self._columns = length
         self._mask[0, length:] = 0
 

@@ -82,6 +82,7 @@ def test_check_goes_on_after_a_wrong_spec(tmp_path: Path) -> None:
         ("check", "no-such-file.yaml"),
         ("build", "specs"),
         ("build", LLAMA, "--logits", "some"),
+        ("build", LLAMA, "--logits", "last:0"),
         ("build", LLAMA, "--no-verify", "--require-proof"),
         ("build", LLAMA, "--set", "depth=2"),
         ("show", LLAMA, "--json", "--graph"),

@@ -370,6 +370,9 @@ def test_a_buffer_of_the_portable_graph_is_refused(tmp_path: Path) -> None:
 def test_a_graph_that_picks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProductError, match="picks from all logits of a token: build with --logits last"):
         built("llama3-8b", tmp_path, Target(logits=5))
+    with pytest.raises(ProductError, match="reads logits of one token: build with --logits last"):
+        built("llama3-8b", tmp_path, Target(logits="last", last=3))
+    assert not (tmp_path / "out").exists()
 
 
 LATENT = {"state": "latent", "past": "past_key_values.0.latent", "present": "present.0.latent"}

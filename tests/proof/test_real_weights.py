@@ -28,6 +28,7 @@ import transformers
 from transformers import modeling_gguf_pytorch_utils as reader
 
 from blockc.ir import Array, Blocks
+from blockc.runtime import Session
 from blockc.weights.checkpoint import open_checkpoint
 from tests.checkpoints import ROOT
 
@@ -40,6 +41,7 @@ PROMPTS = (
 )
 NEW = 64
 LONG = 512
+DRAFTED = 32  # tokens of each text that is written with drafts and without
 CLOSE = 2e-4  # of logits up to 38, whose spread is 6; two fp32 programs of torch differ by 6e-5
 transformers_: Any = transformers
 reader_: Any = reader
@@ -194,6 +196,40 @@ def test_greedy_text_is_that_of_transformers(model: Model, truth: Truth) -> None
 def test_logits_are_those_of_transformers(model: Model, truth: Truth) -> None:
     model.start()
     assert np.abs(model.run(truth.text) - truth.logits).max() < CLOSE
+
+
+def asked() -> dict[str, str]:
+    """Prompts whose answers have much, some or none of their own text, cut so that each has 300 tokens at most."""
+    alice = (ROOT / "blockc" / "texts" / "alice.txt").read_text(encoding="utf-8")
+    source = (ROOT / "blockc" / "runtime" / "sampling.py").read_text(encoding="utf-8")
+    code = source[source.index("def choose_sampler") :][:640]
+    chat = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n".format
+    return {
+        "a summary": chat(f"Summarise this text in two sentences.\n\n{alice[:800]}"),
+        "a question about a text": chat(f"{alice[:700]}\n\nWhat does Alice see, and what does it say?"),
+        "a copy of code": f"```python\n{code}\n```\n\nOnce more:\n\n```python\n{code[:90]}",
+        "more code": source[source.index("def greedy") :][:700],
+        "a list again": chat("Copy this list.\n\n1. apple\n2. pear\n3. plum\n4. cherry\n5. grape\n6. lemon\n7. lime"),
+        "an open question": chat("Why is the sky blue?"),
+        "a story": chat("Write a short story about a lighthouse and a cat."),
+    }
+
+
+def test_drafts_from_the_text_itself_change_no_text(
+    weights: Path, truth: Truth, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Greedy, in fp32, token for token; drafts are kept of several, and of a copy most of its tokens."""
+    out = built(truth.saved, tmp_path_factory.mktemp("built") / "out", "--ep", "cpu", "--logits", "last:8")
+    tokenizer = tokenizers.Tokenizer.from_str(open_checkpoint(weights).companions["tokenizer.json"].decode())
+    session, kept = Session(out, threads=2), dict[str, int]()
+    for name, prompt in asked().items():
+        ids = list(tokenizer.encode(prompt).ids)
+        assert len(ids) <= 300
+        plain = list(session.generate([ids], DRAFTED))
+        assert list(session.generate([ids], DRAFTED, lookup=7)) == plain, name
+        assert session.drafts.steps + session.drafts.kept == DRAFTED
+        kept[name] = session.drafts.kept
+    assert sum(map(bool, kept.values())) >= 3 and kept["a copy of code"] > DRAFTED / 2, kept
 
 
 @pytest.fixture(scope="module")

@@ -15,20 +15,23 @@ import onnx
 import pytest
 from pydantic import TypeAdapter
 
-from blockc import api
+from blockc import api, cli
+from blockc.graph import interp
 from blockc.graph.shrink import shrink
 from blockc.graph.target import Target
 from blockc.ir import Arrays
 from blockc.ir.derive import Join
 from blockc.language.spec import load
-from blockc.ops import Top
+from blockc.ops import LastIndices, Top
 from blockc.ort.ops import RowQueryAttention
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.products import folder
 from blockc.products.folder import COUNTED, digest
+from blockc.products.manifest import read_manifest
 from blockc.products.staging import FolderError
 from blockc.proof import Proof, Row, prove, targets_of
-from blockc.proof.cases import cases
+from blockc.proof.cases import Case, cases
+from blockc.proof.feeding import empty_states, feeds_of
 from blockc.proof.matrix import RUN_AS, TOLERANCE, Truth, compare_run
 from blockc.proof.runners import Onnx, Oracle, Runner
 from blockc.weights.rules import random_parameters
@@ -158,6 +161,157 @@ def test_the_proof_sees_other_logits_than_the_highest(wrong: str, monkeypatch: p
 
     monkeypatch.setattr(Top, "numpy", planted)
     assert not any(row.holds for row in rows_of("gpt2", TOPS[0]) if row.backend == "oracle")
+
+
+LASTS = (
+    Target(logits="last", last=3),
+    Target(logits="last", last=3, opset=17),
+    Target("cpu", logits="last", last=3),
+    Target("cpu", logits="last", last=200, padding="right"),
+    Target("cuda", "fp16", logits="last", last=2),
+    Target(cache="buffer", logits="last", last=3),
+)
+
+
+@pytest.mark.parametrize("name", ["gemma2-9b", "gpt2"])
+@pytest.mark.parametrize("target", LASTS)
+def test_the_logits_of_the_last_tokens_are_the_oracles(name: str, target: Target) -> None:
+    """Of as many as each call has, in every way of feeding."""
+    rows = rows_of(name, target)
+    assert {row.dtype for row in rows} == {"float64", "float32", RUN_AS[target.dtype]}
+    assert {row.variant for row in rows} == CASES
+    for row in rows:
+        assert row.holds, row
+        assert row.dtype == "float16" or row.agreement == 1
+
+
+BATCH = (np.array([3, 14, 15, 9, 26, 5, 35]), np.array([2, 7]), np.array([8]))
+
+
+@pytest.mark.parametrize("starts", [(0, 0, 0), (0, 5, 6)], ids=["padded right", "padded left"])
+@pytest.mark.parametrize("target", LASTS[:3])
+def test_each_row_of_a_batch_has_its_own_last_tokens(target: Target, starts: tuple[int, ...]) -> None:
+    """Three, or all of a shorter row, and those of no other token."""
+    model, case = twin("gemma2-9b"), Case("batch", BATCH, starts, (7,))
+    params, function = random_parameters(model.function, 20), model.flatten(target)
+    for runner in (Oracle(function), Onnx(model.onnx(target), function)):
+        got = runner.run(case, params).logits
+        assert got.shape == (3, 7, model.spec.top.vocab)
+        for i, (row, start) in enumerate(zip(BATCH, starts, strict=True)):
+            first = max(len(row) - 3, 0)
+            given = ~np.isneginf(got[i]).any(axis=-1)
+            assert np.flatnonzero(given).tolist() == list(range(start + first, start + len(row)))
+            alone = Oracle(model.function).run(Case("alone", (row,), (0,), (len(row),)), params).logits[0, first:]
+            assert np.abs(got[i, given] - alone).max() < TOLERANCE[runner.dtype] * alone.std()
+
+
+def test_a_row_with_fewer_tokens_has_its_first_one_again() -> None:
+    model, case = twin("gpt2"), Case("batch", BATCH, (0, 0, 0), (7,))
+    function = model.flatten(LASTS[0])
+    contract = model.contract(LASTS[0])
+    (feed,) = feeds_of(contract, case)
+    given = feed.inputs | empty_states(contract, case, np.float64)
+    logits = interp.interpret(function, given, random_parameters(model.function, 20))["logits"]
+    assert logits.shape == (3, 3, model.spec.top.vocab)
+    again = [[np.allclose(row[i], row[i + 1], atol=1e-9) for i in range(2)] for row in logits]
+    assert again == [[False, False], [True, False], [True, True]]
+
+
+@pytest.mark.parametrize("wrong", ["late", "early", "turned", "one", "none"])
+def test_the_proof_sees_other_tokens_than_the_last(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LastIndices.numpy
+
+    def planted(self: LastIndices, args: Arrays, params: Arrays) -> Arrays:
+        (at,) = right(self, args, params)
+        made = {"late": at + 1, "early": at - 1, "turned": at[:, ::-1], "one": at[:, -1:] + 0 * at, "none": 0 * at}
+        return (np.clip(made[wrong], 0, args[1].shape[1] - 1),)
+
+    monkeypatch.setattr(LastIndices, "numpy", planted)
+    rows = [row for row in rows_of("gpt2", LASTS[0]) if row.backend == "oracle"]
+    assert not all(row.holds for row in rows if row.variant != "one token") and rows
+    assert not next(row for row in rows if row.variant == "full").holds
+
+
+def test_the_proof_sees_a_token_without_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph whose logits are all -inf is not one that returns none."""
+    model, case = twin("gpt2"), Case("one", BATCH[:1], (0,), (7,))
+    runner = Oracle(model.flatten(LASTS[0]))
+    found = interp.interpret
+
+    def planted(*given: Any) -> dict[str, Any]:
+        outputs = found(*given)
+        return outputs | {"logits": np.full_like(outputs["logits"], -np.inf)}
+
+    truth = Truth(model, random_parameters(model.function, 20))
+    assert compare_run(truth, runner, case).holds
+    monkeypatch.setattr("blockc.proof.runners.interp.interpret", planted)
+    assert not compare_run(truth, runner, case).holds
+
+
+def test_a_build_of_the_last_tokens_is_proved_and_verified(tmp_path: Path) -> None:
+    target = Target("cpu", logits="last", last=3)
+    assert targets_of(target)[-1] == target and len(targets_of(target)) == 3
+    built = api.build(twin("gpt2"), tmp_path / "out", target=target)
+    assert built.proof is not None and built.proof.complete
+    assert any(row.backend == "onnxruntime, fused, last 3 tokens" for row in built.proof.rows)
+    proof = api.verify(tmp_path / "out").proof
+    assert proof is not None and proof.complete
+
+
+def test_a_manifest_says_how_many_last_tokens_where_it_is_more_than_one(tmp_path: Path) -> None:
+    def said() -> dict[str, Any]:
+        return json.loads(path.read_text())
+
+    path = tmp_path / "manifest.json"
+    api.build(twin("gpt2"), tmp_path, target=Target(logits="last", last=3), proof=False)
+    assert said()["target"]["last"] == 3 and read_manifest(tmp_path).target == Target(logits="last", last=3)
+    assert not api.verify(tmp_path).outdated
+    api.build(twin("gpt2"), tmp_path, target=Target(logits="last"), proof=False)
+    manifest = said()
+    assert "last" not in manifest["target"] and read_manifest(tmp_path).target.last == 1
+    for wrong in (1, None, 0, -1, 3.0, True, "3"):
+        path.write_text(json.dumps(manifest | {"target": manifest["target"] | {"last": wrong}}))
+        with pytest.raises(folder.FolderError, match="not a manifest of this version"):
+            api.verify(tmp_path)
+    path.write_text(json.dumps(manifest | {"target": manifest["target"] | {"last": 4}}))
+    assert api.verify(tmp_path).outdated
+
+
+@pytest.mark.parametrize(
+    ("said", "logits", "last"), [("all", "all", 1), ("last", "last", 1), ("last:1", "last", 1), ("last:8", "last", 8),
+                                 ("8", 8, 1)]
+)  # fmt: skip
+def test_which_logits_a_build_is_told_to_return(said: str, logits: Any, last: int, tmp_path: Path) -> None:
+    words = ["build", "gpt2", "--set", "depth=1", "--logits", said, "--no-verify", "--out", str(tmp_path / "out")]
+    assert cli.run_guarded(lambda: cli.app(words, standalone_mode=False)) == 0
+    assert read_manifest(tmp_path / "out").target == Target(logits=logits, last=last)
+
+
+@pytest.mark.parametrize(
+    "said", ["last:0", "last:", "last:x", "last:-1", "last:3:4", "last:²", ":3", "first:3", "0", ""]
+)
+def test_logits_that_no_build_returns(said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["build", "gpt2", "--logits", said, "--out", str(tmp_path / "out")]
+    assert cli.run_guarded(lambda: cli.app(words, standalone_mode=False)) == 2
+    why = "expected all, last, last:N for the last N, or how many of the highest"
+    assert capsys.readouterr().err == f"blockc: --logits {said}: {why}\n" and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"logits": "last", "last": 0}, "last 0: expected a number of tokens, 1 or more"),
+        ({"logits": "last", "last": -2}, "last -2: expected"),
+        ({"logits": "last", "last": True}, "last True: expected"),
+        ({"logits": "last", "last": 2.0}, "last 2.0: expected"),
+        ({"logits": "all", "last": 2}, "last is for logits of the last tokens, and these are all"),
+        ({"logits": 5, "last": 2}, "last is for logits of the last tokens, and these are 5"),
+    ],
+)
+def test_how_many_last_tokens_there_cannot_be(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(api.UsageError) as said:
+        Target(**given)
+    assert str(said.value).startswith(why)
 
 
 def test_a_build_is_proved_in_the_form_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
