@@ -298,7 +298,7 @@ def check_build(folder: Path, deep: bool = False, progress: Progress = no_progre
         changed += _find_changed_tensors(folder, weights, progress)
     if changed:
         return CheckResult(tuple(changed), (), None)
-    graphs = {name: read_bounded(folder / name, MAX_MODEL) for name in manifest.graphs}
+    graphs = {name: read_bounded(folder / name, MAX_MODEL) for name in manifest.graph_names}
     for name, graph in graphs.items():
         _refuse_foreign_data(folder, manifest, name, graph)
     onnx = graphs[MODEL]

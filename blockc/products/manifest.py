@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from blockc.basics.errors import BlockcError, CheckpointError, escape
+from blockc.basics.errors import BlockcError, CheckpointError, UsageError, escape
 from blockc.basics.jsonfile import FileError, dump_json, read_json_object, read_typed
 from blockc.graph.contract import Contract
 from blockc.graph.target import Target
@@ -159,13 +159,15 @@ class Manifest(BaseModel):
     def _has_every_file(self) -> Manifest:
         if absent := [name for name in (*TEXTS, MODEL) if name not in self.files]:
             raise ValueError(f"files has no {absent[0]}")
-        if STEP in self.files and self.weights is None:
-            raise ValueError(f"files has {STEP}, and there are no weights to share")
         return self
 
     @property
+    def graph_names(self) -> tuple[str, ...]:
+        return tuple(name for name in (MODEL, STEP) if name in self.files)
+
+    @property
     def graphs(self) -> dict[str, Target]:
-        """The targets of the build's graphs, by the names of their files."""
+        """The targets of the build's graphs, by the names of their files. Raises UsageError if one cannot be."""
         return graphs_of(self.target, STEP in self.files)
 
     def statements(self) -> dict[str, Any]:
@@ -248,7 +250,10 @@ def find_misstated(manifest: Manifest, model: Compiled) -> tuple[str, ...]:
     """The keys of statements that differ from what the spec gives now."""
     weights = manifest.weights
     copied = weights is not None and weights.mode == "pack"
-    if any(model.refuses(target, copied) for target in manifest.graphs.values()):
+    try:
+        if any(model.refuses(target, copied) for target in manifest.graphs.values()):
+            return ("target",)
+    except UsageError:  # a target that cannot have the graph of one token which the folder has
         return ("target",)
     target = manifest.target
     wanted = statements_of(model, target)

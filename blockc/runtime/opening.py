@@ -204,7 +204,7 @@ def _refuse_changed(folder: Path, manifest: Manifest) -> None:
 
     The spec and the graph are compared by digest, linked files by size and header, packed data by size.
     """
-    for name in (SPEC, *manifest.graphs):
+    for name in (SPEC, *manifest.graph_names):
         if digest_of(folder / name) != manifest.files[name]:
             raise SessionError(f"{folder / name}: changed since it was built: build the folder again")
     for source in manifest.sources:

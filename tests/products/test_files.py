@@ -638,6 +638,8 @@ def test_what_a_build_may_write_is_what_builds_write(spec: Path, weights: Path, 
         found |= {path.name for path in built.files}
     proved = folder.write_build(model, tmp_path / "proved", Target(), HOLDS)
     found |= {path.name for path in proved.files}
+    long = api.build(model, tmp_path / "step", target=Target("cpu"), weights=weights)
+    found |= {path.name for path in long.files}
     assert found == {*file_names(), MANIFEST, DATA, "model.safetensors"}
 
 
