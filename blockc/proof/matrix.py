@@ -265,7 +265,7 @@ def _target_makers(
         yield lambda: Oracle(twin.flatten(target), f"oracle{_target_text(target)}", derived=twin.derivations(target))
     if "onnxruntime" in missing or target.dtype not in RUN_AS:
         return
-    own = target.top or target.last > 1
+    own = target.top or target.last > 1 or target.step
     for one in (target,) if own else (replace(target, logits="all"), replace(target, logits="last")):
         yield partial(_make_onnx, twin, one, given[1] if given is not None and given[0] == one else None)
     if target.provider == "cuda" and target.dtype != "fp32":

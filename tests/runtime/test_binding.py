@@ -25,7 +25,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     out = tmp_path_factory.mktemp("bound")
     weights = save(out / "model.safetensors", tensors(twin(NAME)))
     target = Target("cpu", logits="last", padding=request.param)
-    api.build(twin(NAME), out / "build", target=target, weights=weights, proof=False)
+    api.build(twin(NAME), out / "build", target=target, weights=weights, proof=False, step=False)
     return out / "build"
 
 

@@ -114,7 +114,8 @@ def build(out: Path, name: str, target: Target = TARGETS["joined"], pack: bool =
     own = model(name)
     own = replace(own, spec=replace(own.spec, top=own.spec.top.model_copy(update={"checkpoint": None})))
     weights = save(out / "in" / "model.safetensors", {k: v.astype(np.float32) for k, v in params(name).items()})
-    api.build(own, out / "out", target=target, proof=False, weights=weights, mode="pack" if pack else "link")
+    mode = "pack" if pack else "link"
+    api.build(own, out / "out", target=target, proof=False, weights=weights, mode=mode, step=False)
     return out / "out"
 
 
