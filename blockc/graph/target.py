@@ -74,7 +74,7 @@ class Target:
     @property
     def one_token(self) -> Target:
         """The target of the graph of one new token that goes with this one: it shares its weights and its cache."""
-        return replace(self, step=True, logits=self.logits if self.top else "all", last=1, padding="any")
+        return replace(self, step=True, logits=self.logits if self.top else "all", last=1)
 
     @property
     def top(self) -> int:

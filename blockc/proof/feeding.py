@@ -127,7 +127,8 @@ def _place(logits: Array, columns: Array, contract: Contract) -> Array:
     given = contract.rows_of(tokens)
     if logits.shape[:2] != (rows, given):
         raise ValueError(f"logits of {logits.shape[1]} tokens, expected {given}")
-    placed = np.full((rows, tokens, logits.shape[2]), -np.inf, logits.dtype)
+    absent = 0 if contract.last is None else -np.inf
+    placed = np.full((rows, tokens, logits.shape[2]), absent, logits.dtype)
     first = columns.max(initial=0, where=columns >= 0) - tokens + 1
     for row, places in enumerate(columns):
         real = np.flatnonzero(places >= 0)

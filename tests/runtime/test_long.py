@@ -14,7 +14,7 @@ import pytest
 
 from blockc import api, cli
 from blockc.graph.quant import parse_quant
-from blockc.graph.target import Target
+from blockc.graph.target import Padding, Target
 from blockc.pipeline.compiled import Compiled
 from blockc.products.folder import FolderError
 from blockc.products.manifest import MODEL, STEP, graphs_of
@@ -23,6 +23,7 @@ from blockc.runtime import Sampler, Session, SessionError
 from blockc.runtime.binding import BoundGraph
 from blockc.runtime.sampling import greedy
 from tests.checkpoints import save
+from tests.paths import ROOT
 from tests.runtime.test_session import NEW, model, off_by, params, rows
 from tests.runtime.test_session import greedy as oracles
 
@@ -228,7 +229,26 @@ def test_a_build_has_the_graph_where_it_can(tmp_path: Path) -> None:
             names(target, step=True)
     bare = api.build(unnamed("gpt2"), tmp_path / "bare", target=Target("cpu"), proof=False)
     assert STEP not in {path.name for path in bare.files}
-    assert graphs_of(Target("cpu", logits="last", last=4, padding="right"), True)[STEP] == Target("cpu", step=True)
+    assert graphs_of(Target("cpu", logits="last", last=4, padding="right"), True)[STEP] == Target(
+        "cpu", padding="right", step=True
+    )
+
+
+@pytest.mark.parametrize("padding", ["any", "right"])
+def test_both_graphs_hold_the_same_cache(padding: Padding) -> None:
+    """In place, under the same names and of the same sizes: of every spec whose model has the second graph."""
+    found = 0
+    for spec in sorted((ROOT / "specs").glob("*.yaml")):
+        made = api.twin(api.compile(spec))
+        target = Target("cpu", padding=padding)
+        if made.refuses(target.one_token):
+            continue
+        found += 1
+        held = [made.contract(each).held for each in (target, target.one_token)]
+        assert all(port.in_place and port.grows == 2 for ports in held for port in ports), spec.name
+        sizes = [[(port.past, port.present, port.dtype, port.shape_for(3, 40)) for port in ports] for ports in held]
+        assert sizes[0] == sizes[1], spec.name
+    assert found > 50
 
 
 def test_a_model_with_a_layer_of_another_kind_has_none(tmp_path: Path) -> None:
