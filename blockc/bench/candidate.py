@@ -15,7 +15,7 @@ from blockc.bench.opening import open_session, weights_of
 from blockc.bench.profiling import RunClock, TimedRuns, cost_by_operator, read_runs
 from blockc.bench.protocol import UnableError, draw_tokens, memory, serve
 from blockc.graph.target import Provider
-from blockc.products.manifest import MODEL
+from blockc.products.manifest import MODEL, STEP
 from blockc.runtime import ProviderError, Session, SessionError
 from blockc.runtime.lookup import Drafts
 from blockc.runtime.opening import OpenModel, session_at
@@ -27,6 +27,7 @@ class SessionWorker:
     def __init__(self, folder: Path, provider: Provider, shared: bool, prepack: bool = True) -> None:
         self.folder, self.shared, self.prepack = folder, shared, prepack
         self.provider: Provider = provider
+        self.opened: OpenModel | None = None
         self.loaded: Session | None = None
         self.threads, self.clock = 1, RunClock()
 
@@ -45,7 +46,8 @@ class SessionWorker:
         opened = open_session(self.folder, self.provider, threads, self.shared, self.prepack)
         seconds = time.perf_counter() - start
         self.threads = threads
-        self._start(opened.model, opened.model.session)
+        self.opened = opened.model
+        self._start(opened.model)
         self._steps(1, 1)
         return {
             "seconds": seconds,
@@ -65,12 +67,25 @@ class SessionWorker:
     def ops(self, context: int, steps: int) -> dict[str, Any]:
         """Profiles steps. It opens the model again, since only a new session can be profiled; the old one is freed."""
         with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
-            model, self.loaded = replace(self.session.model, session=None), None
-            profile = Path(folder) / "profile"
-            opened = session_at(self.folder / MODEL, self.provider, self.threads, self.prepack, profile=profile)
-            self._start(model, opened)
+            assert self.opened is not None
+            model = self.opened = replace(self.opened, session=None)
+            self.loaded = None
+            profiled: list[Any] = []  # a row is long only at its end, so that the runs of model.onnx are the first ones
+
+            def open_profiled(name: str) -> Any:
+                profile = Path(folder) / name
+                opened = session_at(self.folder / name, self.provider, self.threads, self.prepack, profile=profile)
+                profiled.append(opened)
+                return opened
+
+            def step(opened: Callable[[], OpenModel]) -> OpenModel:
+                return replace(opened(), session=open_profiled(STEP))
+
+            long = model.step and partial(step, model.step)
+            self._start(replace(model, session=open_profiled(MODEL), step=long))
             taken = self._steps(context, steps + 1)[1:]
-            runs = read_runs(Path(opened.end_profiling()).read_text(encoding="utf-8", errors="replace"))
+            files = [Path(each.end_profiling()) for each in profiled]
+            runs = [run for file in files for run in read_runs(file.read_text(encoding="utf-8", errors="replace"))]
         if len(runs) != self.clock.runs:
             raise UnableError(f"onnxruntime's profile has {len(runs)} of {self.clock.runs} runs, so it was cut short")
         return {"ms": [ms for ms, _ in taken], "ops": cost_by_operator(runs[-steps:])}
@@ -94,9 +109,15 @@ class SessionWorker:
         drafts = self.session.drafts if lookup else Drafts(steps=len(tokens) - 1)
         return {"tokens": tokens, "ms": 1000 * (end - start), "drafts": [drafts.steps, drafts.drafted, drafts.kept]}
 
-    def _start(self, model: OpenModel, session: Any) -> None:
+    def _start(self, model: OpenModel) -> None:
         self.clock = RunClock()
-        self.loaded = Session.of(replace(model, session=TimedRuns(session, self.clock)))
+        step = model.step and partial(self._open_step, model.step)
+        self.loaded = Session.of(replace(model, session=TimedRuns(model.session, self.clock), step=step))
+
+    def _open_step(self, opened: Callable[[], OpenModel]) -> OpenModel:
+        """The graph for long pasts, with the same clock around its runs."""
+        model = opened()
+        return replace(model, session=TimedRuns(model.session, self.clock))
 
     def _prefill(self, count: int, room: int) -> float:
         ids = draw_tokens(count, self.session.model.vocab)

@@ -86,4 +86,4 @@ def cost_by_operator(runs: Sequence[Sequence[NodeTime]]) -> list[tuple[str, int,
             total[op] += taken
     ops = sorted({op for count in counts for op in count})
     rows = [(op, median_low(count[op] for count in counts), median(each[op] for each in sums) / 1000) for op in ops]
-    return sorted(rows, key=lambda row: -row[2])
+    return sorted((row for row in rows if row[1]), key=lambda row: -row[2])

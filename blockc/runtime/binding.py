@@ -50,7 +50,8 @@ class BoundGraph:
                 self.binding.bind_ortvalue_output(name, tensor.value)
                 self.bound[name] = tensor.value
         self.model.session.run_with_iobinding(self.binding, self.model.options(-1))
-        self.binding.synchronize_outputs()
+        if self.model.provider != "cpu":
+            self.binding.synchronize_outputs()
         if not self.in_place:
             self._pass_on(cache)
         return made

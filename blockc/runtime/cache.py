@@ -44,7 +44,9 @@ class HostTensor:
         return self.array
 
     def write(self, array: Array) -> None:
-        self.reshape(*array.shape)[:] = array
+        if self.value is None or self.array.shape != array.shape:
+            self.reshape(*array.shape)
+        self.array[...] = array
 
     def read(self) -> Array:
         return self.array

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from blockc.runtime.sampling import Choose, Logits, TopLogits
+from blockc.runtime.sampling import Choose, Logits, TopLogits, as_float32, keeps_nothing
 
 if TYPE_CHECKING:
     from blockc.runtime.session import Session
@@ -116,6 +116,7 @@ def generate_by_lookup(
     text = Occurrences(prompt)
     pace = Pace(most, OF_CODES if session.model.rounds else OF_FLOATS)
     drafts = session.drafts = Drafts()
+    lent = keeps_nothing(sampler)
     draft: list[int] = []
     logits: Logits = session.prefill([prompt], room=new - 1)
     left = new
@@ -125,7 +126,7 @@ def generate_by_lookup(
         drafts.drafted += len(draft)
         assert not isinstance(logits, TopLogits)  # refused before
         for kept in range(len(draft) + 1):
-            token = int(sampler(logits[kept : kept + 1])[0])
+            token = int(sampler(as_float32(logits[kept : kept + 1], lent))[0])
             text.append(token)
             left -= 1
             yield token
@@ -145,4 +146,4 @@ def generate_by_lookup(
             session.reset()
             logits = session.prefill([text.text], room=left - 1)
         else:
-            logits = session.extend([text.text[-1], *draft])
+            logits = session.extend_lent([text.text[-1], *draft])

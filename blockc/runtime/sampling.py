@@ -9,6 +9,7 @@ import numpy as np
 
 from blockc.basics.errors import UsageError
 from blockc.ir import Array
+from blockc.weights.safetensors import widen
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,18 @@ Choose = Callable[[Logits], Array]  # a token of each row: (B)
 def greedy(logits: Logits) -> Array:
     """The argmax of each row: (B, V) -> (B)"""
     return logits.argmax(axis=-1)
+
+
+def as_float32(logits: Array, lent: bool = False) -> Array:
+    """A copy in fp32, or with `lent` the logits themselves, if they are in fp32. Bits of bf16 are widened."""
+    if logits.dtype == np.uint16:
+        return widen(logits, "BF16")
+    return logits.astype(np.float32, copy=not lent)
+
+
+def keeps_nothing(sampler: Choose) -> bool:
+    """Whether a sampler is known to read its logits at once, so that their memory may be written again."""
+    return sampler is greedy or isinstance(sampler, Sampler)
 
 
 def choose_sampler(

@@ -17,11 +17,11 @@ from blockc.runtime.binding import BoundGraph
 from blockc.runtime.cache import SessionCache
 from blockc.runtime.lookup import Drafts, generate_by_lookup
 from blockc.runtime.opening import OpenModel, SessionError, open_model
-from blockc.runtime.sampling import Choose, Logits, Sampler, TopLogits, greedy
+from blockc.runtime.sampling import Choose, Logits, Sampler, TopLogits, as_float32, greedy, keeps_nothing
 from blockc.runtime.step import DecodeStep
-from blockc.weights.safetensors import widen
 
 ROUND = 256  # tokens; the buffers of a captured step have a multiple of it, so that few lengths are captured
+MASK_ROUND = 64  # tokens; where rows go by their lengths, the mask of a step may be longer
 LONG_ROUND = 128  # tokens; where a graph reads whole buffers, these are as long as the text, rounded up to a multiple
 
 
@@ -82,13 +82,13 @@ class Session:
     @property
     def lengths(self) -> tuple[int, ...]:
         """The number of tokens of each row in the cache."""
-        return tuple(self._lengths.tolist())
+        return tuple(self._lengths)
 
     def reset(self) -> None:
         """Forgets all rows. A captured step keeps its memory, for the same number of rows."""
         if not self.model.captured:
             self.cache = self.step = None
-        self._lengths = np.zeros(0, np.int64)
+        self._lengths: list[int] = []
         self._mask = np.zeros((0, 0), np.int64)  # (B, length of the cache): 1 at tokens
         self._columns = 0  # of the mask that are in use
 
@@ -98,10 +98,10 @@ class Session:
         On an empty cache this starts the rows; later calls extend them, and need as many rows. The cache gets `room`
         for more tokens, and grows if that is not enough. Raises SessionError.
         """
-        counts = np.array([len(row) for row in rows], np.int64)
-        if not len(rows) or not counts.all():
+        counts = [len(row) for row in rows]
+        if not rows or not all(counts):
             raise SessionError("a row without a token has no last one: give each at least one")
-        ids = np.zeros((len(rows), counts.max()), np.int64)
+        ids = np.zeros((len(rows), max(counts)), np.int64)
         for i, row in enumerate(rows):
             ids[i, : len(row)] = row
         return self._call(ids, counts, room)
@@ -118,8 +118,12 @@ class Session:
                 f"{self.model.name}: {len(tokens)} tokens were given, and {_told_of(contract)}: build it with --logits "
                 f"last:{len(tokens)}, or more"
             )
-        outputs = self._run(np.array([tokens], np.int64), np.array([len(tokens)], np.int64), 0)
-        return _float32(outputs[LOGITS][0])
+        return as_float32(self.extend_lent(tokens))
+
+    def extend_lent(self, tokens: Sequence[int]) -> Array:
+        """The same in the model's own float type and in memory that the next call writes: for who reads it at once."""
+        outputs = self._run(np.array([tokens], np.int64), [len(tokens)], 0)
+        return outputs[LOGITS][0]
 
     def rewind(self, length: int) -> None:
         """Forgets the tokens of the one row after its first `length` ones. Raises SessionError."""
@@ -127,7 +131,7 @@ class Session:
             raise SessionError(f"a rewind to {length} tokens, and the rows have {', '.join(map(str, self.lengths))}")
         if why := self.why_no_rewind:
             raise SessionError(f"{self.model.name}: {why}")
-        self._refuse_unlike(length, int(self._lengths[0]))
+        self._refuse_unlike(length, self._lengths[0])
         self._lengths[0] = self._columns = length
         self._mask[0, length:] = 0
 
@@ -143,7 +147,7 @@ class Session:
     def decode(self, tokens: Sequence[int] | Array) -> Logits:
         """Reads the next token of each row. Returns logits (B, V) after it, as prefill does. Raises SessionError."""
         ids = np.asarray(tokens, np.int64).reshape(-1, 1)
-        return self._call(ids, np.ones(len(ids), np.int64), 0)
+        return self._call(ids, [1] * len(ids), 0)
 
     def generate(
         self,
@@ -182,7 +186,8 @@ class Session:
             return
         texts = [list(prompt) for prompt in prompts]
         logits = self.prefill(texts, room=new - 1)
-        ended = [False] * len(prompts)
+        lent = keeps_nothing(sampler)
+        one, ended, alike = [1] * len(prompts), [False] * len(prompts), not self.model.contract.sides
         for left in reversed(range(new)):
             tokens = sampler(logits)
             yield [None if end else int(token) for token, end in zip(tokens, ended, strict=True)]
@@ -191,29 +196,34 @@ class Session:
                 return
             for text, token in zip(texts, tokens.tolist(), strict=True):
                 text.append(token)
-            held = max(self.lengths)
-            if self.find_conflict(held, held + 1) is None:
-                logits = self.decode(tokens)
+            held = max(self._lengths)
+            if alike or self.find_conflict(held, held + 1) is None:
+                logits = self._call(tokens.reshape(-1, 1), one, 0, lent)
             else:
                 self.reset()
                 logits = self.prefill(texts, room=left - 1)
 
-    def _call(self, ids: Array, counts: Array, room: int) -> Logits:
+    def _call(self, ids: Array, counts: list[int], room: int, lent: bool = False) -> Logits:
+        """Logits (B, V) after each row's last token; `lent`: in memory that the next call writes, if that is fp32."""
         outputs = self._run(ids, counts, room)
         if self.model.contract.top:
             return TopLogits(outputs[TOP_LOGITS][:, 0].copy(), outputs[TOP_TOKENS][:, 0].copy())
-        logits, every = outputs[LOGITS], self.model.contract.logits_of_every_token
-        return _float32(logits[np.arange(len(ids)), counts - 1] if every else logits[:, -1])
+        logits, every = outputs[LOGITS], ids.shape[1] > 1 and self.model.contract.logits_of_every_token
+        last = logits[np.arange(len(ids)), np.array(counts) - 1] if every else logits[:, -1]
+        return as_float32(last, lent)
 
-    def _run(self, ids: Array, counts: Array, room: int) -> dict[str, Array]:
+    def _run(self, ids: Array, counts: list[int], room: int) -> dict[str, Array]:
         """Reads tokens (B, S), of each row the first `counts`. The outputs stay in memory that the next call writes."""
-        before = self._check_rows(ids, counts, room)
         rows, new = ids.shape
+        before = self._lengths or [0] * rows
+        after = [held + count for held, count in zip(before, counts, strict=False)]
+        self._check_rows(ids, before, after, room)
         joined = self.model.contract.feeding == "joined"
-        first = np.full_like(before, self._columns) if joined else before  # where each row's new tokens go
-        cache = self._reserve(rows, int(first.max()) + new, room)
-        graph = self._choose_graph(new, int(first.max()))
-        step = self._bind_step(cache) if self.model.binds_steps and new == 1 and before.all() else None
+        first = [self._columns] * rows if joined else before  # where each row's new tokens go
+        columns = max(first)
+        cache = self._reserve(rows, columns + new, room)
+        graph = self._choose_graph(new, columns)
+        step = self._bind_step(cache) if self.model.binds_steps and new == 1 and all(before) else None
         whole = step is not None or self.buffered or graph is self.long
         given = self._make_inputs(ids, counts, before, first, whole)
         if step is not None:
@@ -221,7 +231,7 @@ class Session:
             outputs = {name: tensor.read() for name, tensor in step.outputs.items()}
         else:
             outputs = graph.run(cache, given, rows, self.model.contract.rows_of(new))
-        self._lengths = before + counts
+        self._lengths = after
         return outputs
 
     def _choose_graph(self, new: int, columns: int) -> BoundGraph:
@@ -232,22 +242,24 @@ class Session:
             self.long = BoundGraph(self.model.step())
         return self.long
 
-    def _check_rows(self, ids: Array, counts: Array, room: int) -> Array:
-        """The rows' lengths before these tokens. Raises SessionError for tokens that cannot extend the rows."""
+    def _check_rows(self, ids: Array, before: list[int], after: list[int], room: int) -> None:
+        """Raises SessionError for tokens that cannot extend the rows from their lengths before to those after."""
         rows, new = ids.shape
-        before = self._lengths if len(self._lengths) else np.zeros(rows, np.int64)
         if rows != len(before):
             raise SessionError(f"{rows} rows of tokens for a cache of {len(before)}: reset() starts new rows")
-        if (bad := ids[(ids < 0) | (ids >= self.model.vocab)]).size:
-            raise SessionError(f"token {bad[0]} is outside the vocabulary of {self.model.vocab}")
-        if self.model.contract.one_row and rows > 1 and new > 1 and before.any():
+        tokens = ids.ravel().tolist()  # of few numbers Python finds the least faster than NumPy
+        if min(tokens) < 0 or max(tokens) >= self.model.vocab:
+            bad = next(token for token in tokens if not 0 <= token < self.model.vocab)
+            raise SessionError(f"token {bad} is outside the vocabulary of {self.model.vocab}")
+        if new > 1 and rows > 1 and self.model.contract.one_row and any(before):
             raise SessionError(
                 f"{rows} rows are extended by up to {new} tokens, and the model's attention takes several tokens "
                 "after a cache in one row only: decode() them one by one, or open a session for each row"
             )
-        self._refuse_long(int((before + counts).max()) + room)
-        self._refuse_unlike(int(before.max()), int((before + counts).max()))
-        return before
+        longest = max(after)
+        self._refuse_long(longest + room)
+        if self.model.contract.sides:
+            self._refuse_unlike(max(before), longest)
 
     def _refuse_lookup(self, prompts: Sequence[Sequence[int]], lookup: int) -> None:
         contract = self.model.contract
@@ -324,26 +336,27 @@ class Session:
             self.step.release()
             self.step = None
 
-    def _make_inputs(self, ids: Array, counts: Array, before: Array, first: Array, whole: bool) -> dict[str, Array]:
+    def _make_inputs(
+        self, ids: Array, counts: list[int], before: list[int], first: list[int], whole: bool
+    ) -> dict[str, Array]:
         """The inputs of a call. New tokens are in columns from each row's `first` on, with padding after them.
 
         `whole`: the mask is as long as the buffers.
         """
         rows, new = ids.shape
-        steps = np.arange(new)
-        self._mask[np.arange(rows)[:, None], first[:, None] + steps] = steps < counts[:, None]
-        self._columns = int((first + counts).max())
-        return {
-            IDS: ids,
-            MASK: self._mask if whole else self._mask[:, : self._columns],
-            POSITIONS: before[:, None] + np.minimum(steps, counts[:, None] - 1),
-            WHERE: first,
-        }
-
-
-def _float32(logits: Array) -> Array:
-    """A copy in fp32; bits of bf16 are widened."""
-    return widen(logits, "BF16") if logits.dtype == np.uint16 else logits.astype(np.float32)
+        positions, where = np.array(before).reshape(-1, 1), np.array(first)
+        if new == 1:
+            for row, at in enumerate(first):
+                self._mask[row, at] = 1
+        else:
+            steps, real = np.arange(new), np.array(counts).reshape(-1, 1)
+            self._mask[np.arange(rows)[:, None], where[:, None] + steps] = steps < real
+            positions = positions + np.minimum(steps, real - 1)
+        self._columns = max(at + count for at, count in zip(first, counts, strict=True))
+        columns = self._mask.shape[1] if whole else self._columns
+        if new == 1 and self.model.contract.feeding == "rows":  # so that few steps bind another mask
+            columns = min(-(-columns // MASK_ROUND) * MASK_ROUND, self._mask.shape[1])
+        return {IDS: ids, MASK: self._mask[:, :columns], POSITIONS: positions, WHERE: where}
 
 
 def _told_of(contract: Contract) -> str:

@@ -192,8 +192,8 @@ def test_drafts_save_steps(lookup: int, folders: dict[tuple[str, str], Path]) ->
     """Each kept token is a step less; what is read at each step is one token and a draft of it."""
     session = Session(folders["llama3-8b", "fused"], threads=1)
     reads: list[int] = []
-    extend = session.extend
-    session.extend = lambda tokens: reads.append(len(tokens)) or extend(tokens)  # type: ignore[method-assign,func-returns-value]
+    extend = session.extend_lent
+    session.extend_lent = lambda tokens: reads.append(len(tokens)) or extend(tokens)  # type: ignore[method-assign,func-returns-value]
     text_of(session, PROMPTS[2], LONG, lookup)
     held = session.drafts
     assert held.kept > 15 and held.steps == LONG - held.kept == len(reads) + 1
@@ -213,6 +213,23 @@ def test_a_sampler_of_ones_own_is_asked_once_a_token(folders: dict[tuple[str, st
     for i, _ in enumerate(session.generate([PROMPTS[2]], LONG, sampler=choose, lookup=7)):
         assert asked == i + 1
     assert session.drafts.kept > 15 and asked == LONG
+
+
+@pytest.mark.parametrize("lookup", [0, 7])
+def test_a_sampler_of_ones_own_may_keep_its_logits(lookup: int, folders: dict[tuple[str, str], Path]) -> None:
+    """Only samplers that are known to keep nothing read the memory which the next step writes."""
+    session = Session(folders["llama3-8b", "fused"], threads=1)
+    kept: list[tuple[Array, Array]] = []
+
+    def choose(logits: Logits) -> Array:
+        assert isinstance(logits, np.ndarray)
+        kept.append((logits, logits.copy()))
+        return greedy(logits)
+
+    text = text_of(session, PROMPTS[2], LONG, lookup, sampler=choose)
+    assert len(kept) == LONG and len({int(held.argmax()) for held, _ in kept}) == len(set(text))
+    for held, copied in kept:
+        np.testing.assert_array_equal(held, copied)
 
 
 def test_a_token_that_stops_may_stand_inside_a_draft(folders: dict[tuple[str, str], Path]) -> None:

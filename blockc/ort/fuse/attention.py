@@ -258,6 +258,8 @@ def _plan_step(rewrite: Rewrite, m: _Match) -> Callable[[], None]:
             m.op.heads, m.op.kv_heads, head_dim, 1.0 if whole else m.op.scale, m.op.softcap, m.rotary,
             biased=m.op.biased,
         )  # fmt: skip
+        for past in (m.key.inputs[0], m.value.inputs[0]):
+            rewrite.retype(past, op.past_type(past.type.shape[0], past.type.shape[2]))
         bias = _make_group_bias(rewrite, m)
         rope = _make_step_rows(rewrite, m, m.op.scale if whole else 1.0)
         _put(rewrite, m, op, (*bias, *rewrite.map_values(m.key.inputs[2]), *rope))

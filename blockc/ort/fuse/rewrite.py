@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from blockc.graph.target import Target
-from blockc.ir import Function, Node, Value
+from blockc.ir import Function, Input, Node, Type, Value
 from blockc.ir.derive import PassResult, SkippedNode
 
 
@@ -30,6 +30,7 @@ class Rewrite:
         self.gone: set[Node] = set()
         self.shared: dict[object, tuple[Value, ...]] = {}
         self.new: dict[Value, Value] = {n[0]: n[0] for n in function.inputs}
+        self.retyped: dict[Node, Node] = {}
 
     def only_user(self, value: Value) -> Node | None:
         users = self.users.get(value, [])
@@ -41,6 +42,13 @@ class Rewrite:
             made = make()
             self.shared[key] = tuple(made[i] for i in range(len(made.types)))
         return self.shared[key]
+
+    def retype(self, given: Value, type_: Type) -> None:
+        """Gives an input another type, which only plans read."""
+        n = given.node
+        assert isinstance(n.op, Input)
+        self.retyped[n] = n.remake(op=replace(n.op, type=type_))
+        self.new[given] = self.retyped[n][0]
 
     def map_values(self, *values: Value) -> tuple[Value, ...]:
         return tuple(self.new[value] for value in values)
@@ -54,4 +62,5 @@ class Rewrite:
                 made = n.remake(inputs=self.map_values(*n.inputs))
                 self.new.update({n[i]: made[i] for i in range(len(n.types))})
         outputs = tuple((name, self.new[value]) for name, value in self.old.outputs)
-        return PassResult(replace(self.old, outputs=outputs), skipped=tuple(self.left))
+        inputs = tuple(self.retyped.get(n, n) for n in self.old.inputs)
+        return PassResult(replace(self.old, inputs=inputs, outputs=outputs), skipped=tuple(self.left))

@@ -112,8 +112,8 @@ class StepAttention(Op):
 
     q (B, 1, heads * d), k and v (B, 1, kv_heads * d), the pasts (B, kv_heads, M, d), bias (B, 1, 1, M) or by head
     (B, heads, 1, M) if it is more than a mask, the slots to write at (B); with rope: cos', sin', at of StepRows. Where
-    heads share keys, the bias is a GroupBias. q, k and v are rotated by their heads' rows -> y (B, 1, heads * d), the
-    presents (B, kv_heads, M, d).
+    heads share keys, the bias is a GroupBias, and the pasts are (B, kv_heads, 1, M, d), which is the same memory.
+    q, k and v are rotated by their heads' rows -> y (B, 1, heads * d), the presents, shaped as the pasts.
     """
 
     heads: int
@@ -135,13 +135,22 @@ class StepAttention(Op):
     def counts(self) -> tuple[int, int, int]:
         return self.heads, self.kv_heads, self.kv_heads
 
+    @property
+    def axis(self) -> int:
+        """The axis of the pasts along which they hold tokens."""
+        return 3 if self.group > 1 else 2
+
+    def past_type(self, batch: Dim, length: Dim) -> Type:
+        shared = (1,) if self.group > 1 else ()
+        return _floats(batch, self.kv_heads, *shared, length, self.head_dim)
+
     def infer(self, *args: Type) -> tuple[Type, ...]:
         flat, (key, value, bias, where, *rope) = (args[:1], args[1:]) if self.packed else (args[:3], args[3:])
-        batch, length = key.shape[0], key.shape[2]
+        batch, length = key.shape[0], key.shape[-2]
         widths = [count * self.head_dim for count in self.counts]
         wanted = tuple(_floats(batch, 1, width) for width in ([sum(widths)] if self.packed else widths))
         expect(flat == wanted, "queries, keys and values", ", ".join(map(str, wanted)), ", ".join(map(str, flat)))
-        past = _floats(batch, self.kv_heads, length, self.head_dim)
+        past = self.past_type(batch, length)
         expect((key, value) == (past, past), "the pasts", past, f"{key}, {value}")
         by_head = (self.kv_heads, self.group) if self.biased else (1, 1)
         seen = _floats(batch, *(by_head if self.group > 1 else by_head[:1]), 1, length)
@@ -159,7 +168,7 @@ class StepAttention(Op):
 
     def scratch(self, *args: Type) -> Dim:
         past = args[1 if self.packed else 3].shape
-        return past[0] * past[2] * self.heads
+        return past[0] * past[-2] * self.heads
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         x, (past_key, past_value, bias, where, *rope) = self._join_heads(args)
@@ -167,7 +176,9 @@ class StepAttention(Op):
             cos, sin, at = rope
             x = self.rotary.numpy((x, cos[at], sin[at]), ())[0]
         q, k, v = np.split(x.swapaxes(1, 2), np.cumsum(self.counts)[:2], axis=1)
-        key, value = (Write().numpy((past, new, where), ())[0] for past, new in ((past_key, k), (past_value, v)))
+        shape = past_key.shape
+        held = (past.reshape(*shape[:2], *shape[-2:]) for past in (past_key, past_value))
+        key, value = (Write().numpy((past, new, where), ())[0] for past, new in zip(held, (k, v), strict=True))
         keys, values = (np.repeat(each, self.group, axis=1) for each in (key, value))
         scores = self.scale * q @ keys.swapaxes(2, 3)
         if self.softcap is not None:
@@ -175,7 +186,7 @@ class StepAttention(Op):
         scores = scores + bias.reshape(len(bias), -1, *bias.shape[-2:])
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         mixed = weights @ values / weights.sum(axis=-1, keepdims=True)
-        return mixed.reshape(len(mixed), 1, -1), key, value
+        return mixed.reshape(len(mixed), 1, -1), key.reshape(shape), value.reshape(shape)
 
     def _join_heads(self, args: Arrays) -> tuple[Array, Arrays]:
         """(The heads of queries, keys and values (B, 1, N, d); the other operands)."""
@@ -185,18 +196,22 @@ class StepAttention(Op):
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         args = args if self.packed else (g.op("Concat", *args[:3], axis=2), *args[3:])
         x, past_key, past_value, bias, where, *rope = args
-        x = g.op("Reshape", self._rotate(g, x, *rope), g.constant([0, -1, 1, self.head_dim]))
+        ones = [1] * (self.axis - 1)
+        x = g.op("Reshape", self._rotate(g, x, *rope), g.constant([0, -1, *ones, self.head_dim]))
         q, k, v = g.ops("Split", 3, x, g.constant(self.counts), axis=1)
-        key, value = (Write().onnx(g, (past, new, where), ())[0] for past, new in ((past_key, k), (past_value, v)))
+        write = Write(self.axis)
+        key, value = (write.onnx(g, (past, new, where), ())[0] for past, new in ((past_key, k), (past_value, v)))
         if self.scale != 1:
             q = g.op("Mul", q, g.real(self.scale))
-        q, keys, values = self._group_heads(g, q, key, value)
-        scores = g.op("FusedMatMul", q, keys, domain=MICROSOFT, transA=0, transB=1, alpha=1.0)
+        if self.group > 1:
+            # With a row for each head of the group, (B, kv_heads, group, d), the product would copy keys and values.
+            q = g.op("Reshape", q, g.constant([0, self.kv_heads, self.group, 1, self.head_dim]))
+        scores = g.op("FusedMatMul", q, key, domain=MICROSOFT, transA=0, transB=1, alpha=1.0)
         if self.softcap is not None:
             scores = g.op("Tanh", g.op("Mul", scores, g.real(1 / self.softcap)))
             scores = g.op("Mul", scores, g.real(self.softcap))
         weights = g.op("Softmax", g.op("Add", scores, bias), axis=-1)
-        return g.op("Reshape", g.op("MatMul", weights, values), g.constant([0, 1, -1])), key, value
+        return g.op("Reshape", g.op("MatMul", weights, value), g.constant([0, 1, -1])), key, value
 
     def _rotate(self, g: OnnxBuilder, x: OnnxValue, *rope: OnnxValue) -> OnnxValue:
         """The heads stand where the kernel expects tokens, so that each has a row of its own."""
@@ -210,17 +225,6 @@ class StepAttention(Op):
             "RotaryEmbedding", heads, at, cos, sin, domain=MICROSOFT, interleaved=self.rotary.interleaved, **named
         )
 
-    def _group_heads(self, g: OnnxBuilder, q: OnnxValue, *held: OnnxValue) -> Sequence[OnnxValue]:
-        """q (B, kv_heads, group, 1, d), keys and values (B, kv_heads, 1, M, d): one row of q for each product.
-
-        With a row for each head of the group, (B, kv_heads, group, d), the product would copy keys and values.
-        """
-        if self.group == 1:
-            return q, *held
-        q = g.op("Reshape", q, g.constant([0, self.kv_heads, self.group, 1, self.head_dim]))
-        whole = g.constant([0, self.kv_heads, 1, -1, self.head_dim])
-        return q, *(g.op("Reshape", each, whole) for each in held)
-
     def shares(self) -> Mapping[int, int]:
         key = 1 if self.packed else 3
         return {key: 1, key + 1: 2}
@@ -230,7 +234,7 @@ class StepAttention(Op):
         held = all(as_tokens(reach) in (Tokens(1), Constant()) for reach in flat)
         past_key, past_value, bias, *others = rest
         if held and {past_key, past_value, *others} == {Constant()} and isinstance(bias, Allows):
-            return Tokens(1), Tokens(2), Tokens(2)
+            return Tokens(1), Tokens(self.axis), Tokens(self.axis)
         return (Leaks("fused attention over something else than tokens"),) * 3
 
     @staticmethod
@@ -263,7 +267,8 @@ def _sample(op: StepAttention, window: int = 9) -> Sample:
     """Two rows in a buffer of 9: one writes at 6 after padding in 0 and 1, the other at 3."""
     where, empty, places = np.array([6, 3]), np.array([2, 0]), np.arange(9)
     flat = [rand(2, 1, count * op.head_dim, seed=i) for i, count in enumerate(op.counts)]
-    pasts = (rand(2, op.kv_heads, 9, op.head_dim, seed=i) for i in (3, 4))
+    shared = (1,) if op.group > 1 else ()
+    pasts = (rand(2, op.kv_heads, *shared, 9, op.head_dim, seed=i) for i in (3, 4))
     seen = (places <= where[:, None]) & (places >= empty[:, None]) & (places > where[:, None] - window)
     bias = np.where(seen, 0.0, HIDDEN)[:, None, None]
     if op.biased:
