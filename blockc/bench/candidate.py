@@ -67,7 +67,8 @@ class SessionWorker:
     def ops(self, context: int, steps: int) -> dict[str, Any]:
         """Profiles steps. It opens the model again, since only a new session can be profiled; the old one is freed."""
         with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
-            assert self.opened is not None
+            if self.opened is None:
+                raise UnableError("nothing is loaded")
             model = self.opened = replace(self.opened, session=None)
             self.loaded = None
             profiled: list[Any] = []  # a row is long only at its end, so that the runs of model.onnx are the first ones
@@ -106,8 +107,8 @@ class SessionWorker:
             end = time.perf_counter()
             start = start or end
             tokens += step
-        drafts = self.session.drafts if lookup else Drafts(steps=len(tokens) - 1)
-        return {"tokens": tokens, "ms": 1000 * (end - start), "drafts": [drafts.steps, drafts.drafted, drafts.kept]}
+        drafts = self.session.drafts if lookup else Drafts(steps=len(tokens))
+        return {"tokens": tokens, "ms": 1000 * (end - start), "drafts": [drafts.steps - 1, drafts.drafted, drafts.kept]}
 
     def _start(self, model: OpenModel) -> None:
         self.clock = RunClock()

@@ -65,6 +65,7 @@ def emit_onnx(
     opset = opset or max((USUAL, *(n.op.since for n in function.nodes)))
     emitter = _Emitter(function, weights, dtype, swaps or {}, opset)
     builder, outputs = emitter.builder, emitter.outputs()
+    emitter.drop_unread()
     graph = helper.make_graph(
         [n.proto() for n in builder.nodes],
         function.name,
@@ -120,8 +121,9 @@ class _OnnxNode:
     attributes: Mapping[str, Any]
 
     def proto(self) -> onnx.NodeProto:
-        names = [value.name if value else "" for value in self.inputs]
-        outputs = [value.name for value in self.outputs]
+        names, outputs = ([value.name if value else "" for value in each] for each in (self.inputs, self.outputs))
+        while names and not names[-1]:
+            names.pop()
         return helper.make_node(self.op_type, names, outputs, self.name, domain=self.domain or None, **self.attributes)
 
 
@@ -257,6 +259,14 @@ class _Emitter:
     @property
     def initialisers(self) -> list[TensorProto]:
         return [*self.owned, *self.builder.constants.values()]
+
+    def drop_unread(self) -> None:
+        """Takes the names of outputs that no op of the function has and nothing reads: a kernel then computes none."""
+        read = {id(value) for n in self.builder.nodes for value in n.inputs}
+        for n in self.builder.nodes:
+            for value in n.outputs[1:]:
+                if not value.type and id(value) not in read:
+                    value.name = ""
 
     def inner(self, outputs: Iterable[_Value]) -> Iterable[_Value]:
         """Values with known types: those of the function, except inputs and outputs."""

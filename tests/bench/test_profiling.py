@@ -125,6 +125,7 @@ def test_the_first_step_is_not_counted(folders: dict[str, Path], monkeypatch: py
         return [[NodeTime(f"run {i}", 0, 1000)] for i in range(seen[-1])]
 
     monkeypatch.setattr(candidate, "read_runs", marked)
+    monkeypatch.setattr(candidate, "cost_by_operator", lambda runs: [(node.op, 1, 1.0) for run in runs for node in run])
     answer = loaded(folders["fused"]).ops(12, 3)
     assert seen == [1 + 1 + 3] and sorted(op for op, _, _ in answer["ops"]) == ["run 2", "run 3", "run 4"]
 
@@ -231,3 +232,9 @@ def test_each_step_has_a_loop_and_a_run(name: str, shared: bool, folders: dict[s
     assert worker.clock.runs - before == 1 + 1 + 4
     assert all(0 < loop < ms for loop, ms in zip(answer["loop_ms"], answer["ms"], strict=True))
     assert len(answer["loop_ms"]) == 4
+
+
+def test_an_operator_that_few_runs_have_is_left_out() -> None:
+    """As of the runs before the graph for long pasts took over."""
+    runs = [[NodeTime(op, 0, 1000)] for op in ("Mul", "Add", "Add")]
+    assert cost_by_operator(runs) == [("Add", 1, 1.0)]
