@@ -166,10 +166,10 @@ def _has_step(model: Compiled, target: Target, asked: bool | None, copied: bool)
     """Whether the build gets a graph of one new token. Raises FolderError if it is asked for, and there can be none."""
     if asked is False:
         return False
-    if target.provider != "cpu" or target.dtype != "fp32":
-        why = "a graph of one new token is for the CPU's own operators, in fp32"
-    else:
+    try:
         why = model.refuses(target.one_token, copied)
+    except UsageError as error:  # of what no model can have
+        why = f"a graph of one new token {error.message}"
     if why and asked:
         raise folder.FolderError(f"step: {why}")
     return not why

@@ -134,7 +134,12 @@ class Contract:
         All states then grow in place: the step writes nothing but its token's slot, which it does not read. And the
         mask may be as long as they are.
         """
-        return self.feeding != "joined" and all(held.in_place and held.grows is not None for held in self.held)
+        return self.feeding != "joined" and self.forgets
+
+    @cached_property
+    def forgets(self) -> bool:
+        """Whether a row's last tokens can be forgotten: all states grow in place, so later tokens are written there."""
+        return all(held.in_place and held.grows is not None for held in self.held)
 
 
 def contract_of(function: Function) -> Contract:

@@ -24,7 +24,6 @@ class BoundGraph:
         self.inputs = {port.name: HostTensor(model.type_of(port.dtype)) for port in model.contract.inputs}
         self.outputs = {port.name: HostTensor(model.type_of(port.dtype)) for port in model.contract.outputs}
         self.widths = {port.name: model.width(port) for port in model.contract.outputs}
-        self.in_place = all(held.in_place for held in model.contract.held)
         self.binding: Any = None
         self.bound: dict[str, Any] = {}
         self.cache: SessionCache | None = None
@@ -52,7 +51,7 @@ class BoundGraph:
         self.model.session.run_with_iobinding(self.binding, self.model.options(-1))
         if self.model.provider != "cpu":
             self.binding.synchronize_outputs()
-        if not self.in_place:
+        if not cache.in_place:
             self._pass_on(cache)
         return made
 

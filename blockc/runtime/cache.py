@@ -81,14 +81,11 @@ class SessionCache:
     def __init__(self, model: OpenModel, rows: int, length: int) -> None:
         self.model, self.rows, self.length = model, rows, length
         self.version = 0  # raised when buffers move
+        self.in_place = all(held.in_place for held in model.contract.held)
         self.buffers: dict[str, Any] = {
             held.past: self._place(self._zeros(held)) if held.in_place else self._first(held)
             for held in model.contract.held
         }
-
-    @property
-    def in_place(self) -> bool:
-        return all(held.in_place for held in self.model.contract.held)
 
     def grow(self, length: int) -> None:
         """Makes the buffers longer and keeps their content. It goes layer by layer, so that little is held twice."""

@@ -138,7 +138,7 @@ class Session:
     @property
     def why_no_rewind(self) -> str:
         """Why tokens cannot be forgotten; empty if they can: then a later token is written in their place."""
-        if all(held.in_place and held.grows is not None for held in self.model.contract.held):
+        if self.model.contract.forgets:
             return ""
         return (
             "its cache is not a buffer in which a token can be written over: build it with --ep cpu or --cache buffer"

@@ -139,10 +139,20 @@ def rows_of(name: str, target: Target) -> list[Row]:
     return [compare_run(truth, runner, case) for runner in runners for case in several]
 
 
+LASTS = (
+    Target(logits="last", last=3),
+    Target(logits="last", last=3, opset=17),
+    Target("cpu", logits="last", last=3),
+    Target("cpu", logits="last", last=200, padding="right"),
+    Target("cuda", "fp16", logits="last", last=2),
+    Target(cache="buffer", logits="last", last=3),
+)
+
+
 @pytest.mark.parametrize("name", ["gemma2-9b", "gpt2"])
-@pytest.mark.parametrize("target", TOPS)
-def test_the_highest_logits_are_the_oracles(name: str, target: Target) -> None:
-    """Of each row's last token, in every way of feeding: their values, whose they are, and that no other is higher."""
+@pytest.mark.parametrize("target", [*TOPS, *LASTS])
+def test_the_highest_logits_and_those_of_the_last_tokens_are_the_oracles(name: str, target: Target) -> None:
+    """In every way of feeding. Of the highest: their values, whose they are, and that no other is higher."""
     rows = rows_of(name, target)
     assert {row.dtype for row in rows} == {"float64", "float32", RUN_AS[target.dtype]}
     assert {row.variant for row in rows} == CASES
@@ -161,28 +171,6 @@ def test_the_proof_sees_other_logits_than_the_highest(wrong: str, monkeypatch: p
 
     monkeypatch.setattr(Top, "numpy", planted)
     assert not any(row.holds for row in rows_of("gpt2", TOPS[0]) if row.backend == "oracle")
-
-
-LASTS = (
-    Target(logits="last", last=3),
-    Target(logits="last", last=3, opset=17),
-    Target("cpu", logits="last", last=3),
-    Target("cpu", logits="last", last=200, padding="right"),
-    Target("cuda", "fp16", logits="last", last=2),
-    Target(cache="buffer", logits="last", last=3),
-)
-
-
-@pytest.mark.parametrize("name", ["gemma2-9b", "gpt2"])
-@pytest.mark.parametrize("target", LASTS)
-def test_the_logits_of_the_last_tokens_are_the_oracles(name: str, target: Target) -> None:
-    """Of as many as each call has, in every way of feeding."""
-    rows = rows_of(name, target)
-    assert {row.dtype for row in rows} == {"float64", "float32", RUN_AS[target.dtype]}
-    assert {row.variant for row in rows} == CASES
-    for row in rows:
-        assert row.holds, row
-        assert row.dtype == "float16" or row.agreement == 1
 
 
 BATCH = (np.array([3, 14, 15, 9, 26, 5, 35]), np.array([2, 7]), np.array([8]))

@@ -225,7 +225,7 @@ def test_a_build_has_the_graph_where_it_can(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / STEP).exists()
     for target in (Target(), Target("cpu", "fp16"), Target("cuda", "fp16")):
         assert STEP not in names(target)
-        with pytest.raises(FolderError, match=r"step: .*for the CPU's own operators, in fp32"):
+        with pytest.raises(FolderError, match=r"step: a graph of one new token is for the CPU's own operators in fp32"):
             names(target, step=True)
     bare = api.build(unnamed("gpt2"), tmp_path / "bare", target=Target("cpu"), proof=False)
     assert STEP not in {path.name for path in bare.files}
