@@ -24,7 +24,7 @@ from blockc.basics.floats import INTEGERS
 from blockc.ir import Array, Dtype, Function, Param, callee_of, functions_of, layers_of, parameters_of
 from blockc.layouts import HEADS, Item, Layout, LayoutError
 from blockc.layouts.wrapper import Spelling, load_wrapper
-from blockc.ops import Attention, Rotary, RotaryInterleaved
+from blockc.ops import Attention, Experts, Rotary, RotaryInterleaved
 
 Shape = tuple[int, ...]
 
@@ -139,8 +139,10 @@ def group_sizes(function: Function) -> dict[str, int]:
         for n in inner.nodes:
             if isinstance(n.op, Attention):
                 sizes = {"heads": n.op.heads, "kv_heads": n.op.kv_heads, "head_dim": n.inputs[0].type.shape[-1].value}
-                for word, size in sizes.items():
-                    found.setdefault(word, set()).add(size)
+            else:
+                sizes = {"mlp_width": n.op.width} if isinstance(n.op, Experts) else {}
+            for word, size in sizes.items():
+                found.setdefault(word, set()).add(size)
     return {word: size for word, (size, *rest) in found.items() if size is not None and not rest}
 
 
