@@ -25,7 +25,9 @@ from blockc.ir import (
     Function,
     M,
     Node,
+    OnnxBranch,
     OnnxBuilder,
+    OnnxLoopBody,
     OnnxValue,
     Op,
     P,
@@ -120,11 +122,44 @@ class _OnnxNode:
     domain: str
     attributes: Mapping[str, Any]
 
+    @property
+    def bodies(self) -> Sequence[_Body]:
+        return [value for value in self.attributes.values() if isinstance(value, _Body)]
+
     def proto(self) -> onnx.NodeProto:
         names, outputs = ([value.name if value else "" for value in each] for each in (self.inputs, self.outputs))
         while names and not names[-1]:
             names.pop()
-        return helper.make_node(self.op_type, names, outputs, self.name, domain=self.domain or None, **self.attributes)
+        attributes: dict[str, Any] = {k: v.proto() if isinstance(v, _Body) else v for k, v in self.attributes.items()}
+        return helper.make_node(self.op_type, names, outputs, self.name, domain=self.domain or None, **attributes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Body:
+    """The graph inside of a Loop or an If. The types of carried values follow from what the node reads."""
+
+    name: str
+    inputs: Sequence[_Value]
+    nodes: Sequence[_OnnxNode]
+    outputs: Sequence[_Value]
+
+    def proto(self) -> onnx.GraphProto:
+        nodes = [n.proto() for n in self.nodes]
+        inputs, outputs = ([_describe(value) for value in each] for each in (self.inputs, self.outputs))
+        return helper.make_graph(nodes, self.name, inputs, outputs)
+
+
+def _describe(value: _Value) -> onnx.ValueInfoProto:
+    """The name of a value in a body, and its type where that is known."""
+    return value.proto() if value.type else onnx.ValueInfoProto(name=value.name)
+
+
+def _walk(nodes: Sequence[_OnnxNode]) -> Iterator[_OnnxNode]:
+    """The nodes and those of their bodies."""
+    for n in nodes:
+        yield n
+        for body in n.bodies:
+            yield from _walk(body.nodes)
 
 
 def _shape_of(type_: Type) -> tuple[int | str, ...]:
@@ -156,7 +191,7 @@ def _lower(n: Node, builder: OnnxBuilder, swaps: Mapping[type[Op], Swap]) -> Non
 
 
 class _CountingBuilder:
-    """A builder that makes nothing and counts operators."""
+    """A builder that makes nothing and counts operators, those of bodies too."""
 
     opset = OPSETS.start  # the count is the same in every opset
 
@@ -169,6 +204,16 @@ class _CountingBuilder:
     def ops(self, op_type: str, outputs: int, *inputs: OnnxValue, **attributes: object) -> tuple[None, ...]:
         self.nodes += 1
         return (None,) * outputs
+
+    def loop(self, trip: OnnxValue, carried: Sequence[OnnxValue], body: OnnxLoopBody) -> Sequence[None]:
+        self.nodes += 2  # the Loop itself, and what passes its condition on
+        body(self, None, (None,) * len(carried))
+        return (None,) * len(carried)
+
+    def choose(self, condition: OnnxValue, then: OnnxBranch, otherwise: OnnxBranch) -> Sequence[None]:
+        self.nodes += 1
+        otherwise(self)
+        return (None,) * len(then(self))
 
     def constant(self, value: Array | Sequence[int]) -> None: ...
 
@@ -261,9 +306,13 @@ class _Emitter:
         return [*self.owned, *self.builder.constants.values()]
 
     def drop_unread(self) -> None:
-        """Takes the names of outputs that no op of the function has and nothing reads: a kernel then computes none."""
-        read = {id(value) for n in self.builder.nodes for value in n.inputs}
-        for n in self.builder.nodes:
+        """Takes the names of outputs that no op of the function has and nothing reads: a kernel then computes none.
+
+        onnxruntime stops the process on a Loop without one of its outputs.
+        """
+        nodes = list(_walk(self.builder.nodes))
+        read = {id(value) for n in nodes for each in (n.inputs, *(b.outputs for b in n.bodies)) for value in each}
+        for n in (n for n in nodes if not n.bodies):
             for value in n.outputs[1:]:
                 if not value.type and id(value) not in read:
                     value.name = ""
@@ -321,7 +370,7 @@ class _GraphBuilder:
         self.counts: dict[str, int] = {}
 
     def enter(self, path: str) -> None:
-        self.path, self.counts = path, {}
+        self.path, self.counts = f"/{path.replace('.', '/')}", {}
 
     def op(self, op_type: str, *inputs: _Value | None, **attributes: Any) -> _Value:
         return self.ops(op_type, 1, *inputs, **attributes)[0]
@@ -329,12 +378,55 @@ class _GraphBuilder:
     def ops(
         self, op_type: str, outputs: int, *inputs: _Value | None, domain: str = "", **attributes: Any
     ) -> Sequence[_Value]:
+        return self._add(self._name(op_type), op_type, outputs, inputs, domain, attributes)
+
+    def _name(self, op_type: str) -> str:
         count = self.counts[op_type] = self.counts.get(op_type, 0) + 1
-        name = f"/{self.path.replace('.', '/')}/{op_type}" + (f"_{count}" if count > 1 else "")
+        return f"{self.path}/{op_type}" + (f"_{count}" if count > 1 else "")
+
+    def _add(
+        self,
+        name: str,
+        op_type: str,
+        outputs: int,
+        inputs: Sequence[_Value | None],
+        domain: str,
+        attributes: Mapping[str, Any],
+    ) -> Sequence[_Value]:
         made = [_Value(f"{name}_output" + (f"_{i}" if i else "")) for i in range(outputs)]
         self.nodes.append(_OnnxNode(op_type, inputs, made, name, domain, attributes))
         self.domains.add(domain)
         return made
+
+    def loop(self, trip: _Value, carried: Sequence[_Value], body: OnnxLoopBody) -> Sequence[_Value]:
+        name = self._name("Loop")
+        inner = self._nest(name)
+        turn, again = _Value(f"{name}/turn", TensorProto.INT64), _Value(f"{name}/condition", TensorProto.BOOL)
+        values = [_Value(f"{name}/carried_{i}") for i in range(len(carried))]
+        results = body(inner, turn, values)
+        whole = inner.finish("body", [turn, again, *values], [inner.op("Identity", again), *results])
+        return self._add(name, "Loop", len(results), (trip, None, *carried), "", {"body": whole})
+
+    def choose(self, condition: _Value, then: OnnxBranch, otherwise: OnnxBranch) -> Sequence[_Value]:
+        name = self._name("If")
+        branches: dict[str, _Body] = {}
+        for key, make in (("then_branch", then), ("else_branch", otherwise)):
+            inner = self._nest(f"{name}/{key.partition('_')[0]}")
+            branches[key] = inner.finish(key, [], make(inner))
+        outputs = len(branches["then_branch"].outputs)
+        return self._add(name, "If", outputs, (condition,), "", branches)
+
+    def _nest(self, path: str) -> _GraphBuilder:
+        """A builder of the nodes of a body, which shares the constants."""
+        inner = _GraphBuilder(self.float, self.opset)
+        inner.path, inner.domains, inner.constants = path, self.domains, self.constants
+        return inner
+
+    def finish(self, name: str, inputs: Sequence[_Value], outputs: Sequence[_Value]) -> _Body:
+        """The body of what was built. Each of its outputs must be one of a node of its own."""
+        own = {id(value) for n in self.nodes for value in n.outputs}
+        assert {id(value) for value in outputs} <= own and len({*map(id, outputs)}) == len(outputs), self.path
+        return _Body(name, inputs, self.nodes, outputs)
 
     def constant(self, value: Array | Sequence[int]) -> _Value:
         """One initialiser for each distinct constant."""
