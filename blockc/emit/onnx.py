@@ -126,6 +126,13 @@ class _OnnxNode:
     def bodies(self) -> Sequence[_Body]:
         return [value for value in self.attributes.values() if isinstance(value, _Body)]
 
+    def may_lack(self, output: int, opset: int) -> bool:
+        """Whether an output may be absent. A provider's own operators have those behind the first as they are asked."""
+        if self.domain:
+            return output > 0
+        told = onnx.defs.get_schema(self.op_type, opset).outputs
+        return output < len(told) and told[output].option == onnx.defs.OpSchema.FormalParameterOption.Optional
+
     def proto(self) -> onnx.NodeProto:
         names, outputs = ([value.name if value else "" for value in each] for each in (self.inputs, self.outputs))
         while names and not names[-1]:
@@ -306,15 +313,12 @@ class _Emitter:
         return [*self.owned, *self.builder.constants.values()]
 
     def drop_unread(self) -> None:
-        """Takes the names of outputs that no op of the function has and nothing reads: a kernel then computes none.
-
-        onnxruntime stops the process on a Loop without one of its outputs.
-        """
+        """Takes the names of outputs that no op of the function has and nothing reads: a kernel then computes none."""
         nodes = list(_walk(self.builder.nodes))
         read = {id(value) for n in nodes for each in (n.inputs, *(b.outputs for b in n.bodies)) for value in each}
-        for n in (n for n in nodes if not n.bodies):
-            for value in n.outputs[1:]:
-                if not value.type and id(value) not in read:
+        for n in nodes:
+            for i, value in enumerate(n.outputs):
+                if not value.type and id(value) not in read and n.may_lack(i, self.builder.opset):
                     value.name = ""
 
     def inner(self, outputs: Iterable[_Value]) -> Iterable[_Value]:
