@@ -319,3 +319,23 @@ SUB_NORM = error(
     bad="mlp: {type: swiglu, width: 256, sub_norm: {weight: false, type: layer, eps: 1e-5, bias: true}}\n",
     good="mlp: {type: swiglu, width: 256, sub_norm: {weight: true, type: layer, eps: 1e-5, bias: true}}\n",
 )
+EXPERTS = error(
+    "BLC242",
+    "experts that do not go together with what stands beside them",
+    "A token takes at most as many experts as there are. Each expert is an MLP of a type without numbers of its own, "
+    "and without a norm inside.",
+    bad="mlp:\n  type: swiglu\n  width: 64\n"
+    "  experts: {count: 4, active: 5, router: {scores: softmax, normalise: true}}\n",
+    good="mlp:\n  type: swiglu\n  width: 64\n"
+    "  experts: {count: 4, active: 2, router: {scores: softmax, normalise: true}}\n",
+)
+EXPERT_GROUPS = error(
+    "BLC243",
+    "groups of experts that cannot be chosen from",
+    "Groups are of equal size, and the best of them together hold the experts that a token takes. A sum of two scores "
+    "is of groups of two experts or more.",
+    bad="mlp:\n  type: swiglu\n  width: 64\n  experts:\n    count: 8\n    active: 3\n"
+    "    router: {scores: sigmoid, normalise: true, groups: {count: 4, active: 1, score: max}}\n",
+    good="mlp:\n  type: swiglu\n  width: 64\n  experts:\n    count: 8\n    active: 3\n"
+    "    router: {scores: sigmoid, normalise: true, groups: {count: 4, active: 2, score: max}}\n",
+)

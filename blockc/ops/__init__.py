@@ -17,6 +17,7 @@ from blockc.ops.elementwise import (
     Silu,
     Softcap,
 )
+from blockc.ops.experts import Experts, Groups, Route, SigmoidGate
 from blockc.ops.interleaved import RotaryInterleaved
 from blockc.ops.matrix import Embed, HeadGain, LayerNorm, Linear, RmsNorm
 from blockc.ops.position import (
@@ -56,6 +57,8 @@ ALL: tuple[type[Op], ...] = (
     RotaryInterleaved,
     # attention
     SplitHeads, Attention, Sinks, SinkAttention, MergeHeads, Extend,
+    # experts
+    Route, Experts, SigmoidGate,
     # the last tokens
     LastIndex, LastIndices, TakeToken, Top,
 )  # fmt: skip
@@ -71,9 +74,11 @@ __all__ = [
     "Clip",
     "DynamicScaling",
     "Embed",
+    "Experts",
     "Extend",
     "Gelu",
     "GeluTanh",
+    "Groups",
     "HeadGain",
     "KeyPositions",
     "LastIndex",
@@ -95,9 +100,11 @@ __all__ = [
     "Rotary",
     "RotaryInterleaved",
     "RotaryTable",
+    "Route",
     "Scale",
     "Scaling",
     "Shift",
+    "SigmoidGate",
     "Silu",
     "SinkAttention",
     "Sinks",
