@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from blockc.basics import floats
-from blockc.basics.opsets import OPSETS, USUAL
+from blockc.basics.opsets import USUAL
 from blockc.ir import (
     Array,
     B,
@@ -177,14 +177,16 @@ def _size_text(size: Dim) -> int | str:
     return size.value if size.value is not None else _NAMES.get(size, str(size))
 
 
-def count_operators(function: Function, dtype: floats.FloatType, swaps: Mapping[type[Op], Swap]) -> Counter[str]:
+def count_operators(
+    function: Function, dtype: floats.FloatType, swaps: Mapping[type[Op], Swap], opset: int | None = None
+) -> Counter[str]:
     """The number of operators that each node of an inlined function becomes, by the node's name."""
     nodes: Counter[str] = Counter()
     known: dict[tuple[Op, int, int], int] = {}  # equal nodes have equal counts
     for n in function.nodes:
         key = (n.op, len(n.inputs), len(n.params))
         if key not in known:
-            counter = _CountingBuilder(dtype)
+            counter = _CountingBuilder(dtype, opset)
             _lower(n, counter, swaps)
             known[key] = counter.nodes
         nodes[n.name] += known[key]
@@ -200,10 +202,8 @@ def _lower(n: Node, builder: OnnxBuilder, swaps: Mapping[type[Op], Swap]) -> Non
 class _CountingBuilder:
     """A builder that makes nothing and counts operators, those of bodies too."""
 
-    opset = OPSETS.start  # the count is the same in every opset
-
-    def __init__(self, dtype: floats.FloatType) -> None:
-        self.nodes, self.casts = 0, int(dtype != "fp32")
+    def __init__(self, dtype: floats.FloatType, opset: int | None = None) -> None:
+        self.nodes, self.casts, self.opset = 0, int(dtype != "fp32"), opset or USUAL
 
     def op(self, op_type: str, *inputs: OnnxValue, **attributes: object) -> None:
         self.nodes += 1
