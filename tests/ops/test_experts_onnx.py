@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -21,7 +22,7 @@ MOST = 40  # operators of the experts of a layer, bodies included
 SAMPLES = [pytest.param(s, id=f"{s.op.name}-{i}") for op in (Route, Experts) for i, s in enumerate(op.samples())]
 
 
-def run(function: Function, inputs: dict[str, Array], dtype: FloatType = "fp32") -> tuple[list[Array], list[Array]]:
+def run(function: Function, inputs: dict[str, Array], dtype: FloatType = "fp32") -> tuple[list[Any], list[Array]]:
     """(What onnxruntime gives, what the oracle gives), both of numbers of this float type."""
     own = np.float32 if dtype == "fp32" else np.float16
     drawn = random_parameters(function, seed=3)
@@ -34,7 +35,7 @@ def run(function: Function, inputs: dict[str, Array], dtype: FloatType = "fp32")
     names = {i.name for i in session.get_inputs()}
     got = session.run(list(function.output_names), {n: a for n, a in (given | params).items() if n in names})
     wide = ({n: _widen(a) for n, a in each.items()} for each in (given, params))
-    return got, list(interp.interpret(function, next(wide), next(wide)).values())
+    return list(got), list(interp.interpret(function, next(wide), next(wide)).values())
 
 
 def _widen(a: Array) -> Array:
