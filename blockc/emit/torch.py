@@ -16,7 +16,7 @@ import jinja2
 
 from blockc.emit.body import Body
 from blockc.emit.kinds import choice_text, condition_text
-from blockc.emit.loading import Loading, ties_of
+from blockc.emit.loading import Loading, layers_text, ties_of
 from blockc.emit.plan import ModulePlan, plan_module
 from blockc.emit.statements import LINE, Statement, is_laid_by_hand
 from blockc.graph.contract import LOGITS, POSITIONS, Contract, StatePort, contract_of
@@ -380,7 +380,7 @@ def _templates() -> Path:
 
 @cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_templates()),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -388,3 +388,5 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # Python text, not HTML; no spec text reaches a template but names that match a pattern
     )
+    made.filters["layers"] = layers_text
+    return made
