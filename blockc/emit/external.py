@@ -52,8 +52,15 @@ def signature_of(model: bytes) -> tuple[list[bytes], list[bytes]]:
 
 
 def operators_of(model: bytes) -> list[tuple[str, str]]:
-    """(Domain, operator) of each node, in order."""
-    return [(n.domain, n.op_type) for n in onnx.load_from_string(model).graph.node]
+    """(Domain, operator) of each node, in order; after a node come those of its bodies."""
+    return [(n.domain, n.op_type) for n in _walk_nodes(onnx.load_from_string(model).graph)]
+
+
+def _walk_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for n in graph.node:
+        yield n
+        for body in (a.g for a in n.attribute if a.type == onnx.AttributeProto.GRAPH):
+            yield from _walk_nodes(body)
 
 
 def _find_tensors(message: Message) -> Iterator[onnx.TensorProto]:

@@ -28,6 +28,7 @@ class Loading:
     prefixes: tuple[str, ...] = ()
     layers: int = 1
     integers: bool = False  # whether some tensors are integers, which keep their type
+    exact: str = ""  # the last part of the names of those that stay in fp32
     template: str = "torch/load.j2"
 
     @property
@@ -39,11 +40,15 @@ class Loading:
 
 def plan_loading(checkpoint: str | None, function: Function) -> Loading:
     """The tables for the layout named `checkpoint`. Raises LayoutError where it does not fit the function."""
-    integers = any(param.dtype in INTEGERS for param in parameters_of(function).values())
+    params = parameters_of(function).values()
+    integers = any(param.dtype in INTEGERS for param in params)
+    exact = next((param.name.rpartition(".")[2] for param in params if param.dtype == "float32"), "")
     if checkpoint is None:
         tied = dict(ties_of(function))
         helpers = ("open_tensors", *(["without_tied"] if tied else []), "renamed")
-        return Loading("own", "", helpers, "under the names of its parameters", tied=tied, integers=integers)
+        return Loading(
+            "own", "", helpers, "under the names of its parameters", tied=tied, integers=integers, exact=exact
+        )
     depth = sum(is_call(n) for n in function.nodes)
     held = patterns(load_layout(checkpoint), function, group_sizes(function))
     of_experts = _find_experts(held, function)
@@ -72,6 +77,7 @@ def plan_loading(checkpoint: str | None, function: Function) -> Loading:
         prefixes,
         depth,
         integers,
+        exact,
     )
 
 

@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from blockc.basics import floats
-from blockc.basics.opsets import OPSETS, USUAL
+from blockc.basics.opsets import USUAL
 from blockc.ir import (
     Array,
     B,
@@ -25,7 +25,9 @@ from blockc.ir import (
     Function,
     M,
     Node,
+    OnnxBranch,
     OnnxBuilder,
+    OnnxLoopBody,
     OnnxValue,
     Op,
     P,
@@ -120,11 +122,51 @@ class _OnnxNode:
     domain: str
     attributes: Mapping[str, Any]
 
+    @property
+    def bodies(self) -> Sequence[_Body]:
+        return [value for value in self.attributes.values() if isinstance(value, _Body)]
+
+    def may_lack(self, output: int, opset: int) -> bool:
+        """Whether an output may be absent. A provider's own operators have those behind the first as they are asked."""
+        if self.domain:
+            return output > 0
+        told = onnx.defs.get_schema(self.op_type, opset).outputs
+        return output < len(told) and told[output].option == onnx.defs.OpSchema.FormalParameterOption.Optional
+
     def proto(self) -> onnx.NodeProto:
         names, outputs = ([value.name if value else "" for value in each] for each in (self.inputs, self.outputs))
         while names and not names[-1]:
             names.pop()
-        return helper.make_node(self.op_type, names, outputs, self.name, domain=self.domain or None, **self.attributes)
+        attributes: dict[str, Any] = {k: v.proto() if isinstance(v, _Body) else v for k, v in self.attributes.items()}
+        return helper.make_node(self.op_type, names, outputs, self.name, domain=self.domain or None, **attributes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Body:
+    """The graph inside of a Loop or an If. The types of carried values follow from what the node reads."""
+
+    name: str
+    inputs: Sequence[_Value]
+    nodes: Sequence[_OnnxNode]
+    outputs: Sequence[_Value]
+
+    def proto(self) -> onnx.GraphProto:
+        nodes = [n.proto() for n in self.nodes]
+        inputs, outputs = ([_describe(value) for value in each] for each in (self.inputs, self.outputs))
+        return helper.make_graph(nodes, self.name, inputs, outputs)
+
+
+def _describe(value: _Value) -> onnx.ValueInfoProto:
+    """The name of a value in a body, and its type where that is known."""
+    return value.proto() if value.type else onnx.ValueInfoProto(name=value.name)
+
+
+def _walk(nodes: Sequence[_OnnxNode]) -> Iterator[_OnnxNode]:
+    """The nodes and those of their bodies."""
+    for n in nodes:
+        yield n
+        for body in n.bodies:
+            yield from _walk(body.nodes)
 
 
 def _shape_of(type_: Type) -> tuple[int | str, ...]:
@@ -135,14 +177,16 @@ def _size_text(size: Dim) -> int | str:
     return size.value if size.value is not None else _NAMES.get(size, str(size))
 
 
-def count_operators(function: Function, dtype: floats.FloatType, swaps: Mapping[type[Op], Swap]) -> Counter[str]:
+def count_operators(
+    function: Function, dtype: floats.FloatType, swaps: Mapping[type[Op], Swap], opset: int | None = None
+) -> Counter[str]:
     """The number of operators that each node of an inlined function becomes, by the node's name."""
     nodes: Counter[str] = Counter()
     known: dict[tuple[Op, int, int], int] = {}  # equal nodes have equal counts
     for n in function.nodes:
         key = (n.op, len(n.inputs), len(n.params))
         if key not in known:
-            counter = _CountingBuilder(dtype)
+            counter = _CountingBuilder(dtype, opset)
             _lower(n, counter, swaps)
             known[key] = counter.nodes
         nodes[n.name] += known[key]
@@ -156,12 +200,10 @@ def _lower(n: Node, builder: OnnxBuilder, swaps: Mapping[type[Op], Swap]) -> Non
 
 
 class _CountingBuilder:
-    """A builder that makes nothing and counts operators."""
+    """A builder that makes nothing and counts operators, those of bodies too."""
 
-    opset = OPSETS.start  # the count is the same in every opset
-
-    def __init__(self, dtype: floats.FloatType) -> None:
-        self.nodes, self.casts = 0, int(dtype != "fp32")
+    def __init__(self, dtype: floats.FloatType, opset: int | None = None) -> None:
+        self.nodes, self.casts, self.opset = 0, int(dtype != "fp32"), opset or USUAL
 
     def op(self, op_type: str, *inputs: OnnxValue, **attributes: object) -> None:
         self.nodes += 1
@@ -169,6 +211,16 @@ class _CountingBuilder:
     def ops(self, op_type: str, outputs: int, *inputs: OnnxValue, **attributes: object) -> tuple[None, ...]:
         self.nodes += 1
         return (None,) * outputs
+
+    def loop(self, trip: OnnxValue, carried: Sequence[OnnxValue], body: OnnxLoopBody) -> Sequence[None]:
+        self.nodes += 2  # the Loop itself, and what passes its condition on
+        body(self, None, (None,) * len(carried))
+        return (None,) * len(carried)
+
+    def choose(self, condition: OnnxValue, then: OnnxBranch, otherwise: OnnxBranch) -> Sequence[None]:
+        self.nodes += 1
+        otherwise(self)
+        return (None,) * len(then(self))
 
     def constant(self, value: Array | Sequence[int]) -> None: ...
 
@@ -262,10 +314,11 @@ class _Emitter:
 
     def drop_unread(self) -> None:
         """Takes the names of outputs that no op of the function has and nothing reads: a kernel then computes none."""
-        read = {id(value) for n in self.builder.nodes for value in n.inputs}
-        for n in self.builder.nodes:
-            for value in n.outputs[1:]:
-                if not value.type and id(value) not in read:
+        nodes = list(_walk(self.builder.nodes))
+        read = {id(value) for n in nodes for each in (n.inputs, *(b.outputs for b in n.bodies)) for value in each}
+        for n in nodes:
+            for i, value in enumerate(n.outputs):
+                if not value.type and id(value) not in read and n.may_lack(i, self.builder.opset):
                     value.name = ""
 
     def inner(self, outputs: Iterable[_Value]) -> Iterable[_Value]:
@@ -321,7 +374,7 @@ class _GraphBuilder:
         self.counts: dict[str, int] = {}
 
     def enter(self, path: str) -> None:
-        self.path, self.counts = path, {}
+        self.path, self.counts = f"/{path.replace('.', '/')}", {}
 
     def op(self, op_type: str, *inputs: _Value | None, **attributes: Any) -> _Value:
         return self.ops(op_type, 1, *inputs, **attributes)[0]
@@ -329,12 +382,55 @@ class _GraphBuilder:
     def ops(
         self, op_type: str, outputs: int, *inputs: _Value | None, domain: str = "", **attributes: Any
     ) -> Sequence[_Value]:
+        return self._add(self._name(op_type), op_type, outputs, inputs, domain, attributes)
+
+    def _name(self, op_type: str) -> str:
         count = self.counts[op_type] = self.counts.get(op_type, 0) + 1
-        name = f"/{self.path.replace('.', '/')}/{op_type}" + (f"_{count}" if count > 1 else "")
+        return f"{self.path}/{op_type}" + (f"_{count}" if count > 1 else "")
+
+    def _add(
+        self,
+        name: str,
+        op_type: str,
+        outputs: int,
+        inputs: Sequence[_Value | None],
+        domain: str,
+        attributes: Mapping[str, Any],
+    ) -> Sequence[_Value]:
         made = [_Value(f"{name}_output" + (f"_{i}" if i else "")) for i in range(outputs)]
         self.nodes.append(_OnnxNode(op_type, inputs, made, name, domain, attributes))
         self.domains.add(domain)
         return made
+
+    def loop(self, trip: _Value, carried: Sequence[_Value], body: OnnxLoopBody) -> Sequence[_Value]:
+        name = self._name("Loop")
+        inner = self._nest(name)
+        turn, again = _Value(f"{name}/turn", TensorProto.INT64), _Value(f"{name}/condition", TensorProto.BOOL)
+        values = [_Value(f"{name}/carried_{i}") for i in range(len(carried))]
+        results = body(inner, turn, values)
+        whole = inner.finish("body", [turn, again, *values], [inner.op("Identity", again), *results])
+        return self._add(name, "Loop", len(results), (trip, None, *carried), "", {"body": whole})
+
+    def choose(self, condition: _Value, then: OnnxBranch, otherwise: OnnxBranch) -> Sequence[_Value]:
+        name = self._name("If")
+        branches: dict[str, _Body] = {}
+        for key, make in (("then_branch", then), ("else_branch", otherwise)):
+            inner = self._nest(f"{name}/{key.partition('_')[0]}")
+            branches[key] = inner.finish(key, [], make(inner))
+        outputs = len(branches["then_branch"].outputs)
+        return self._add(name, "If", outputs, (condition,), "", branches)
+
+    def _nest(self, path: str) -> _GraphBuilder:
+        """A builder of the nodes of a body, which shares the constants."""
+        inner = _GraphBuilder(self.float, self.opset)
+        inner.path, inner.domains, inner.constants = path, self.domains, self.constants
+        return inner
+
+    def finish(self, name: str, inputs: Sequence[_Value], outputs: Sequence[_Value]) -> _Body:
+        """The body of what was built. Each of its outputs must be one of a node of its own."""
+        own = {id(value) for n in self.nodes for value in n.outputs}
+        assert {id(value) for value in outputs} <= own and len({*map(id, outputs)}) == len(outputs), self.path
+        return _Body(name, inputs, self.nodes, outputs)
 
     def constant(self, value: Array | Sequence[int]) -> _Value:
         """One initialiser for each distinct constant."""

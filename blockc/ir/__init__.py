@@ -10,7 +10,9 @@ from blockc.ir.op import (
     Carried,
     Fact,
     Grows,
+    OnnxBranch,
     OnnxBuilder,
+    OnnxLoopBody,
     OnnxValue,
     Op,
     Operand,
@@ -28,7 +30,8 @@ from blockc.ir.walk import ancestors_of, inline, layers_of, parameters_of
 
 __all__ = [
     "Array", "Arrays", "B", "Blocks", "Call", "Carried", "Dim", "Dtype", "Fact", "Function", "GraphError", "Grows",
-    "Input", "Interner", "Loop", "M", "Node", "OnnxBuilder", "OnnxValue", "Op", "Operand", "P", "Param", "S",
+    "Input", "Interner", "Loop", "M", "Node", "OnnxBranch", "OnnxBuilder",
+    "OnnxLoopBody", "OnnxValue", "Op", "Operand", "P", "Param", "S",
     "Sample", "Sides", "State", "T", "TokenAxes", "Type", "Value", "ancestors_of", "apply", "at_most", "callee_of",
     "dim", "expect", "functions_of", "inline", "is_call", "is_past", "layers_of", "node", "parameters_of",
     "parse_at_most", "period_of", "product", "render_function", "roll", "symbol", "tensor", "transform",

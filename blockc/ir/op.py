@@ -21,7 +21,7 @@ An op imports NumPy only: the torch rule gives text, the ONNX rule receives a bu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
@@ -53,6 +53,21 @@ class OnnxBuilder(Protocol):
         """A node of several outputs."""
         ...
 
+    def loop(self, trip: OnnxValue, carried: Sequence[OnnxValue], body: OnnxLoopBody) -> Sequence[OnnxValue]:
+        """The carried values after `trip` rounds, trip an int of shape ().
+
+        `body` receives a builder of its own, the number of the round, an int of shape (), and the carried values. It
+        gives the next ones, each the output of a node of its own. It may read any value that was made before.
+        """
+        ...
+
+    def choose(self, condition: OnnxValue, then: OnnxBranch, otherwise: OnnxBranch) -> Sequence[OnnxValue]:
+        """What `then` gives where the condition, a bool of shape (), holds, else what `otherwise` gives.
+
+        Each receives a builder of its own and gives as many values, each the output of a node of its own.
+        """
+        ...
+
     def constant(self, value: Array | Sequence[int]) -> OnnxValue: ...
 
     def real(self, value: Array | float) -> OnnxValue:
@@ -66,6 +81,10 @@ class OnnxBuilder(Protocol):
     def widen(self, value: OnnxValue) -> OnnxValue:
         """A value of the model's own float type in fp32."""
         ...
+
+
+OnnxLoopBody = Callable[[OnnxBuilder, OnnxValue, Sequence[OnnxValue]], Sequence[OnnxValue]]
+OnnxBranch = Callable[[OnnxBuilder], Sequence[OnnxValue]]
 
 
 @dataclass(frozen=True)

@@ -445,12 +445,12 @@ def random_parameters(function: Function, seed: int) -> dict[str, Array]:
     They are float32 numbers in float64 arrays, so that every backend reads the same. They depend only on the path and
     the seed; NumPy promises that RandomState's stream does not change.
     """
-    return {path: _draw(param, zlib.crc32(path.encode()) ^ seed) for path, param in parameters_of(function).items()}
+    return {path: draw_parameter(path, param, seed) for path, param in parameters_of(function).items()}
 
 
-def _draw(param: Param, seed: int) -> Array:
+def draw_parameter(path: str, param: Param, seed: int) -> Array:
     """A random parameter; integers are drawn from all values of their type."""
-    generator = np.random.RandomState(seed & 0xFFFFFFFF)
+    generator = np.random.RandomState((zlib.crc32(path.encode()) ^ seed) & 0xFFFFFFFF)
     if param.dtype == "bool":
         return generator.randint(2, size=param.shape).astype(bool)
     if param.dtype in INTEGERS:
