@@ -61,8 +61,8 @@ class Groups:
 class Route(Op):
     """s = softmax(x) or sigmoid(x); e = the k experts with the highest s + b; w = s[e] (/ sum of s[e]) * scale
 
-    logits x (B, S, E) -> chosen experts (B, S, k), weights (B, S, k), the highest choice first. b is the selection bias, a
-    buffer (E) that chooses and does not weigh. With `groups`, only experts of the best groups are chosen.
+    logits x (B, S, E) -> chosen experts (B, S, k), weights (B, S, k), the highest choice first. b is the selection bias,
+    a buffer (E) that chooses and does not weigh. With `groups`, only experts of the best groups are chosen.
     Source: Shazeer et al. 2017; groups and bias: DeepSeek-AI 2024.
     """
 
