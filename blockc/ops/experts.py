@@ -61,8 +61,8 @@ class Groups:
 class Route(Op):
     """s = softmax(x) or sigmoid(x); e = the k experts with the highest s + b; w = s[e] (/ sum of s[e]) * scale
 
-    logits x (B, S, E) -> experts (B, S, k), weights (B, S, k), the highest choice first. b is the selection bias, a
-    buffer (E) that chooses and does not weigh. With `groups`, only experts of the best groups are chosen.
+    logits x (B, S, E) -> chosen experts (B, S, k), weights (B, S, k), the highest choice first. b is the selection bias,
+    a buffer (E) that chooses and does not weigh. With `groups`, only experts of the best groups are chosen.
     Source: Shazeer et al. 2017; groups and bias: DeepSeek-AI 2024.
     """
 
@@ -73,7 +73,7 @@ class Route(Op):
     scale: float = 1.0
     selection_bias: bool = False
     groups: Groups | None = None
-    output_names = ("experts", "weights")
+    output_names = ("chosen", "weights")
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         *before, last = args[0].shape
@@ -275,6 +275,13 @@ class Experts(Op):
         return self.act.numpy((gate, up), ())[0] if self.paired else self.act.numpy((gate,), ())[0] * up
 
     @property
+    def formula(self) -> str:
+        """What down reads."""
+        if not self.gated:
+            return f"{self.act.name}(up)"
+        return f"{self.act.name}(gate, up)" if self.paired else f"{self.act.name}(gate) * up"
+
+    @property
     def paired(self) -> bool:
         """Whether the activation takes gate and up at once."""
         return isinstance(self.act, ClampedSwiglu)
@@ -287,7 +294,12 @@ class Experts(Op):
     def declares(self) -> str | None:
         sizes = f"{self.count}, {self.inputs}, {self.width}"
         bias = f", bias={self.bias!r}" if self.bias else ""
-        return f"{'Experts' if self.gated else 'PlainExperts'}({sizes}, {self._act_text()}{bias})"
+        return f"{self.module}({sizes}, {self._act_text()}{bias})"
+
+    @property
+    def module(self) -> str:
+        """PyTorch: its class."""
+        return "Experts" if self.gated else "PlainExperts"
 
     def _act_text(self) -> str:
         """The activation as a function of gate and up, or of up alone."""
