@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import onnxruntime
@@ -76,7 +77,7 @@ def main() -> None:
         taken: dict[str, list[float]] = {name: [] for name in sessions}
         for turn in range(turns):
             for name in list(sessions)[:: 1 if turn % 2 == 0 else -1]:
-                taken[name].append(time_turn(lambda name=name: sessions[name].run(None, feeds)))
+                taken[name].append(time_turn(partial(sessions[name].run, None, feeds)))
         ratios = [a / b for a, b in zip(taken["loop"], taken["kernel"], strict=True)]
         low, mid, high = statistics.quantiles(ratios, n=4)
         loop, kernel = (statistics.median(taken[name]) for name in ("loop", "kernel"))
