@@ -18,6 +18,7 @@ from blockc.ops.elementwise import (
     Softcap,
 )
 from blockc.ops.interleaved import RotaryInterleaved
+from blockc.ops.latent import LatentAttention, Span
 from blockc.ops.matrix import Embed, HeadGain, LayerNorm, Linear, RmsNorm
 from blockc.ops.position import (
     FAR,
@@ -55,7 +56,7 @@ ALL: tuple[type[Op], ...] = (
     QueryPositions, KeyPositions, Longest, Visible, VisibleBothWays, Alibi, Shift, Sinusoidal, RotaryTable, Rotary,
     RotaryInterleaved,
     # attention
-    SplitHeads, Attention, Sinks, SinkAttention, MergeHeads, Extend,
+    SplitHeads, Attention, Sinks, SinkAttention, Span, LatentAttention, MergeHeads, Extend,
     # the last tokens
     LastIndex, LastIndices, TakeToken, Top,
 )  # fmt: skip
@@ -78,6 +79,7 @@ __all__ = [
     "KeyPositions",
     "LastIndex",
     "LastIndices",
+    "LatentAttention",
     "LayerNorm",
     "Linear",
     "LinearScaling",
@@ -103,6 +105,7 @@ __all__ = [
     "Sinks",
     "Sinusoidal",
     "Softcap",
+    "Span",
     "SplitHeads",
     "TakeToken",
     "Top",
