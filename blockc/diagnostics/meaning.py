@@ -319,3 +319,36 @@ SUB_NORM = error(
     bad="mlp: {type: swiglu, width: 256, sub_norm: {weight: false, type: layer, eps: 1e-5, bias: true}}\n",
     good="mlp: {type: swiglu, width: 256, sub_norm: {weight: true, type: layer, eps: 1e-5, bias: true}}\n",
 )
+EXPERTS = error(
+    "BLC242",
+    "experts that do not go together with what stands beside them",
+    "A token takes at most as many experts as there are. Each expert is an MLP of a type without numbers of its own, "
+    "and without a norm inside.",
+    bad="mlp:\n  type: swiglu\n  width: 64\n"
+    "  experts: {count: 4, active: 5, router: {scores: softmax, normalise: true}}\n",
+    good="mlp:\n  type: swiglu\n  width: 64\n"
+    "  experts: {count: 4, active: 2, router: {scores: softmax, normalise: true}}\n",
+)
+EXPERT_GROUPS = error(
+    "BLC243",
+    "groups of experts that cannot be chosen from",
+    "Groups are of equal size, and the best of them together hold the experts that a token takes. A sum of two scores "
+    "is of groups of two experts or more.",
+    bad="mlp:\n  type: swiglu\n  width: 64\n  experts:\n    count: 8\n    active: 3\n"
+    "    router: {scores: sigmoid, normalise: true, groups: {count: 4, active: 1, score: max}}\n",
+    good="mlp:\n  type: swiglu\n  width: 64\n  experts:\n    count: 8\n    active: 3\n"
+    "    router: {scores: sigmoid, normalise: true, groups: {count: 4, active: 2, score: max}}\n",
+)
+LATENT = error(
+    "BLC244",
+    "what is not defined for latent attention",
+    "Latent attention says its own sizes, and rope turns rope_dim numbers of each query and of one key that all heads "
+    "share: it has a rope, which turns all of them. Keys that change keys, values or scores otherwise are not defined "
+    "beside it.",
+    bad="attention:\n  heads: 4\n  kv_heads: 2\n"
+    "  latent: {kv_rank: 32, nope_dim: 16, rope_dim: 8, v_dim: 12, norm: {eps: 1e-6}}\n"
+    "  rope: {theta: 10000, pairing: interleaved}\n",
+    good="attention:\n  heads: 4\n"
+    "  latent: {kv_rank: 32, nope_dim: 16, rope_dim: 8, v_dim: 12, norm: {eps: 1e-6}}\n"
+    "  rope: {theta: 10000, pairing: interleaved}\n",
+)

@@ -2,6 +2,7 @@
 
     infer      types of the operands -> types of the outputs (refuses what does not fit)
     params     the learned tensors that a node of this op owns
+    idle       how many of its parameters one token leaves unread
     flops      2 a multiply-add
     numpy      the meaning, in float64: the oracle
     declares   PyTorch: what stands in __init__, or nothing
@@ -159,6 +160,10 @@ class Op:
 
     def params(self) -> tuple[Param, ...]:
         return ()
+
+    def idle(self, *args: Type) -> int:
+        """How many numbers of its parameters one token leaves unread."""
+        return 0
 
     def flops(self, *args: Type) -> Dim:
         return dim(0)

@@ -17,6 +17,7 @@ from blockc.ops.elementwise import (
     Silu,
     Softcap,
 )
+from blockc.ops.experts import Experts, Groups, Route, SigmoidGate
 from blockc.ops.interleaved import RotaryInterleaved
 from blockc.ops.latent import LatentAttention, Span
 from blockc.ops.matrix import Embed, HeadGain, LayerNorm, Linear, RmsNorm
@@ -57,6 +58,9 @@ ALL: tuple[type[Op], ...] = (
     RotaryInterleaved,
     # attention
     SplitHeads, Attention, Sinks, SinkAttention, Span, LatentAttention, MergeHeads, Extend,
+    SplitHeads, Attention, Sinks, SinkAttention, MergeHeads, Extend,
+    # experts
+    Route, Experts, SigmoidGate,
     # the last tokens
     LastIndex, LastIndices, TakeToken, Top,
 )  # fmt: skip
@@ -72,9 +76,11 @@ __all__ = [
     "Clip",
     "DynamicScaling",
     "Embed",
+    "Experts",
     "Extend",
     "Gelu",
     "GeluTanh",
+    "Groups",
     "HeadGain",
     "KeyPositions",
     "LastIndex",
@@ -97,9 +103,11 @@ __all__ = [
     "Rotary",
     "RotaryInterleaved",
     "RotaryTable",
+    "Route",
     "Scale",
     "Scaling",
     "Shift",
+    "SigmoidGate",
     "Silu",
     "SinkAttention",
     "Sinks",

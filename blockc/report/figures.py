@@ -20,6 +20,7 @@ class LayerSizes:
     norms: int
     biases: int
     total: int
+    idle: int = 0  # those of experts that a token does not take
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def count_parameters(graph: Graph) -> Parameters:
     final_norm = sum(size for name, size in after.items() if name in norms)
     return Parameters(
         total=everything,
-        active=everything,  # no op leaves a parameter idle
+        active=everything - sum(kinds[kind].idle for kind in graph.kinds),
         embedding=sum((*before.values(), *after.values())) - final_norm,
         final_norm=final_norm,
         matrices=sum(kinds[kind].matrices for kind in graph.kinds),
@@ -85,7 +86,8 @@ def sizes_of_layer(layer: Function) -> LayerSizes:
     for param, owner in {param: n for n in nodes for param in n.params}.items():
         sizes[_bucket_of(owner, param, mixers)] += param.learned
     matrices = sizes["attention"] + sizes["mlp"]
-    return LayerSizes(sizes["attention"], sizes["mlp"], matrices, sizes["norms"], sizes["biases"], sizes.total())
+    idle = sum(n.op.idle(*(value.type for value in n.inputs)) for n in nodes)
+    return LayerSizes(sizes["attention"], sizes["mlp"], matrices, sizes["norms"], sizes["biases"], sizes.total(), idle)
 
 
 def _part_of(n: Node) -> str:

@@ -7,13 +7,28 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blockc.diagnostics.meaning import BIAS_TWICE, CLAMPS, NO_GATE
-from blockc.ir import Op, Value, apply
+from blockc.diagnostics.meaning import BIAS_TWICE, CLAMPS, EXPERTS, NO_GATE
+from blockc.ir import Op, Value, apply, node
 from blockc.language.parts.base import NOTHING, OrNone, Part, Problem, Scope
+from blockc.language.parts.experts import Experts, FewExperts
 from blockc.language.parts.norm import SubNorm
 from blockc.language.parts.numbers import Positive, PositiveFloat
 from blockc.language.parts.twin import AtMost, OfWidth
-from blockc.ops import ClampedSwiglu, Gelu, GeluTanh, Linear, Mul, QuickGelu, Relu, Relu2, Silu, Xielu
+from blockc.ops import (
+    Add,
+    ClampedSwiglu,
+    Gelu,
+    GeluTanh,
+    Linear,
+    Mul,
+    QuickGelu,
+    Relu,
+    Relu2,
+    SigmoidGate,
+    Silu,
+    Xielu,
+)
+from blockc.ops import Experts as ExpertsOp
 from blockc.source import Place
 
 # The word for each MLP: the activation, and whether a gate of its own is multiplied in.
@@ -46,7 +61,9 @@ class Mlp(Part):
         "geglu_tanh, reglu, reglu2 (ReLU squared), swiglu_clamped. Without: gelu, gelu_tanh, quick_gelu (x * "
         "sigmoid(1.702 x)), relu, relu2 (squared), silu, xielu (of four numbers in each MLP)."
     )  # fmt: skip
-    width: Annotated[Positive, OfWidth()] = Field(description="Numbers between up and down (d_ff). An integer above 0.")
+    width: Annotated[Positive, OfWidth()] = Field(
+        description="Numbers between up and down (d_ff); of each expert, where there are experts. An integer above 0."
+    )
     limit: Annotated[OrNone[PositiveFloat], AtMost(CLAMP)] = Field(
         default=None,
         description="Of swiglu_clamped, which needs it: gate is kept below it, up between it and its negative. "
@@ -60,6 +77,10 @@ class Mlp(Part):
         default=(), description="The matrices that have a bias, of gate, up, down. Absent, none or []: none of them."
     )
     sub_norm: OrNone[SubNorm] = Field(default=None, description="A norm of what down reads. Absent or none: none.")
+    experts: Annotated[OrNone[Experts], FewExperts()] = Field(
+        default=None,
+        description="Many MLPs of this type and width, of which each token takes a few. Absent or none: one MLP.",
+    )
 
     def problems(self, width: int, context: int) -> Iterator[Problem]:
         if len(set(self.bias)) < len(self.bias):
@@ -80,12 +101,28 @@ class Mlp(Part):
             )
         for problem in self.sub_norm.problems() if self.sub_norm else ():
             yield problem.under("sub_norm")
+        for problem in self.experts.problems() if self.experts else ():
+            yield problem.under("experts")
+        yield from self._expert_problems()
+
+    def _expert_problems(self) -> Iterator[Problem]:
+        """What one MLP may have and experts may not."""
+        also = (("experts", ("experts",)),)
+        if self.experts and self.type == "xielu":
+            yield Problem(EXPERTS, ("type",), "xielu has four numbers in each MLP, and experts have none",
+                          "another type", also=also)  # fmt: skip
+        if self.experts and self.sub_norm:
+            yield Problem(EXPERTS, ("sub_norm",), "no expert has a norm inside", "sub_norm: none", also=also)
 
     def resolve(self, width: int) -> Mlp:
         bias = tuple(m for m in ("gate", "up", "down") if m in self.bias)
-        return self.model_copy(update={"bias": bias, "sub_norm": self.sub_norm.resolve() if self.sub_norm else None})
+        sub_norm = self.sub_norm.resolve() if self.sub_norm else None
+        experts = self.experts.resolve() if self.experts else None
+        return self.model_copy(update={"bias": bias, "sub_norm": sub_norm, "experts": experts})
 
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
+        if self.experts:
+            return self._expand_experts(self.experts, scope, x, label, place)
         inner = Scope(scope.width)
 
         def into(matrix: str) -> Value:
@@ -98,10 +135,36 @@ class Mlp(Part):
         doc = f"down({formula}), {self.width} wide."
         return scope.call(inner.close("MLP", down, doc), x, name=label, place=place)
 
+    def _expand_experts(self, experts: Experts, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
+        inner = Scope(scope.width)
+        read, act = inner.x[0], self._act
+        gated = self.type == CLAMPED or TYPES[self.type][1]
+        router = Linear(scope.width, experts.count, bool(experts.router.bias))
+        logits = apply(router, read, name="router", place=place)
+        route = node(experts.route, logits, name="route", place=place)
+        op = ExpertsOp(experts.count, scope.width, self.width, act, gated, self.bias)
+        y = apply(op, read, route[0], route[1], name="experts", place=place)
+        formula = f"{act.name}(gate x) * up x" if gated else f"{act.name}(up x)"
+        formula = f"{act.name}(gate x, up x)" if self.type == CLAMPED else formula
+        doc = f"{experts.active} of {experts.count} experts, each down({formula}), {self.width} wide"
+        if experts.shared:
+            one = self.model_copy(update={"width": experts.shared.width, "experts": None})
+            shared = one.expand(inner, read, "shared", place)
+            if experts.shared.gate:
+                gate = apply(Linear(scope.width, 1), read, name="shared_gate", place=place)
+                shared = apply(SigmoidGate(), shared, gate, name="gated_shared", place=place)
+            y = apply(Add(), y, shared, name="with_shared", place=place)
+            doc += f", and {'a gated' if experts.shared.gate else 'one'} for all tokens"
+        return scope.call(inner.close("MoE", y, f"{doc}."), x, name=label, place=place)
+
+    @property
+    def _act(self) -> Op:
+        return ClampedSwiglu(self.limit or 0.0, self.alpha or 0.0) if self.type == CLAMPED else TYPES[self.type][0]
+
     def _hidden(self, into: Callable[[str], Value], place: Place | None) -> tuple[Value, str]:
         """What down reads, and its formula; `into` gives gate x or up x."""
         if self.type == CLAMPED:
-            op = ClampedSwiglu(self.limit or 0.0, self.alpha or 0.0)
+            op = self._act
             return apply(op, into("gate"), into("up"), name="gated", place=place), f"{op.name}(gate x, up x)"
         act, gated = TYPES[self.type]
         if not gated:

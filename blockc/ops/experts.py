@@ -1,0 +1,311 @@
+"""A mixture of experts: the choice of each token's experts, and the MLPs that they are.
+
+B rows, S tokens, E experts, k of them for a token, W numbers of the stream, F numbers inside an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from blockc.ir import (
+    Array,
+    Arrays,
+    Dim,
+    Fact,
+    OnnxBuilder,
+    OnnxValue,
+    Op,
+    Param,
+    Sample,
+    TokenAxes,
+    Type,
+    dim,
+    expect,
+    product,
+    tensor,
+)
+from blockc.ops.base import number_text, rand
+from blockc.ops.elementwise import ClampedSwiglu, Gelu, GeluTanh, QuickGelu, Relu, Relu2, Silu
+
+Scores = Literal["softmax", "sigmoid"]
+GroupScore = Literal["max", "top2_sum"]
+
+# PyTorch: each activation as a function of gate and up, and of up alone.
+GATED: dict[type[Op], str] = {
+    Silu: "swiglu", Gelu: "geglu", GeluTanh: "geglu_tanh", Relu: "reglu", Relu2: "reglu2",
+}  # fmt: skip
+PLAIN: dict[type[Op], str] = {
+    Silu: "F.silu", Gelu: "F.gelu", Relu: "F.relu", GeluTanh: 'partial(F.gelu, approximate="tanh")',
+    Relu2: "relu2", QuickGelu: "quick_gelu",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Experts in `count` groups of equal size: those outside of the `active` best groups are not chosen.
+
+    The score of a group is its highest choice, or the sum of its two highest.
+    """
+
+    count: int
+    active: int
+    score: GroupScore
+
+
+@dataclass(frozen=True)
+class Route(Op):
+    """s = softmax(x) or sigmoid(x); e = the k experts with the highest s + b; w = s[e] (/ sum of s[e]) * scale
+
+    logits x (B, S, E) -> experts (B, S, k), weights (B, S, k), the highest choice first. b is the selection bias, a
+    buffer (E) that chooses and does not weigh. With `groups`, only experts of the best groups are chosen.
+    Source: Shazeer et al. 2017; groups and bias: DeepSeek-AI 2024.
+    """
+
+    count: int
+    active: int
+    scores: Scores
+    normalise: bool
+    scale: float = 1.0
+    selection_bias: bool = False
+    groups: Groups | None = None
+    output_names = ("experts", "weights")
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        *before, last = args[0].shape
+        expect(last == dim(self.count), "the router's logits", self.count, last)
+        return tensor("int", *before, self.active), tensor("float", *before, self.active)
+
+    def params(self) -> tuple[Param, ...]:
+        bias = Param("selection_bias", (self.count,), "bias", dtype="float32", buffer=True)
+        return (bias,) if self.selection_bias else ()
+
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        yield "mlp.experts.count", self.count
+        yield "mlp.experts.active", self.active
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        scores = self.score(args[0])
+        experts = np.argsort(-self.choice(scores, params), axis=-1, kind="stable")[..., : self.active]
+        weights = np.take_along_axis(scores, experts, axis=-1)
+        if self.normalise:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        return experts, weights * self.scale
+
+    def score(self, logits: Array) -> Array:
+        if self.scores == "sigmoid":
+            return 1 / (1 + np.exp(-logits))
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True, initial=-np.inf))
+        return powers / powers.sum(axis=-1, keepdims=True)
+
+    def choice(self, scores: Array, params: Arrays) -> Array:
+        """What experts are chosen by, (B, S, E): -inf outside of the best groups."""
+        choice = scores + params[0] if self.selection_bias else scores
+        if self.groups is None:
+            return choice
+        best = self._kept(self.group_scores(choice))
+        return np.where(np.repeat(best, self.count // self.groups.count, axis=-1), choice, -np.inf)
+
+    def group_scores(self, choice: Array) -> Array:
+        """(B, S, groups)"""
+        assert self.groups is not None
+        apart = choice.reshape(*choice.shape[:-1], self.groups.count, -1)
+        return apart.max(-1) if self.groups.score == "max" else np.sort(apart, axis=-1)[..., -2:].sum(-1)
+
+    def _kept(self, scores: Array) -> Array:
+        assert self.groups is not None
+        order = np.argsort(-scores, axis=-1, kind="stable")[..., : self.groups.active]
+        kept = np.zeros(scores.shape, bool)
+        np.put_along_axis(kept, order, True, axis=-1)
+        return kept
+
+    def margins(self, logits: Array, params: Arrays) -> Array:
+        """How far each token is from another choice of experts, (B, S): the gap behind the last one that is chosen.
+
+        It is measured in choices; with groups also in scores of groups. inf where all are chosen.
+        """
+        choice = self.choice(self.score(logits), params)
+        gap = _gap_behind(choice, self.active)
+        if self.groups is None:
+            return gap
+        whole = self.score(logits) + (params[0] if self.selection_bias else 0)
+        return np.minimum(gap, _gap_behind(self.group_scores(whole), self.groups.active))
+
+    def declares(self) -> str | None:
+        return f"SelectionBias({self.count})" if self.selection_bias else None
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        bias = ("selection_bias",) if self.selection_bias else ()
+        return (*bias, "route_in_groups" if self.groups else "route")
+
+    def torch(self, me: str, *args: str) -> str:
+        made = "softmax(dim=-1)" if self.scores == "softmax" else "sigmoid()"
+        said = [f"{args[0]}.float().{made}", f"active={self.active}", f"normalise={self.normalise}"]
+        said += [f"scale={number_text(self.scale)}"] if self.scale != 1 else []
+        said += [f"bias={me}.selection_bias"] if self.selection_bias else []
+        if self.groups is None:
+            return f"route({', '.join(said)})"
+        groups = f"groups={self.groups.count}, active_groups={self.groups.active}"
+        best = 1 if self.groups.score == "max" else 2
+        return f"route_in_groups({', '.join(said)}, {groups}, best={best})"
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((1,), (1, 1))
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        logits = rand(2, 3, 8) * 2
+        two, best = Groups(4, 2, "top2_sum"), Groups(4, 2, "max")
+        ops = (
+            Route(8, 2, "softmax", normalise=True),
+            Route(8, 3, "softmax", normalise=False),
+            Route(8, 8, "softmax", normalise=True, scale=0.5),
+            Route(8, 1, "sigmoid", normalise=False, selection_bias=True),
+            Route(8, 2, "sigmoid", normalise=True, scale=2.5, selection_bias=True, groups=two),
+            Route(8, 2, "softmax", normalise=False, scale=16.0, groups=best),
+        )
+        return tuple(Sample(op, (logits,)) for op in ops)
+
+
+def _gap_behind(scores: Array, chosen: int) -> Array:
+    if chosen == scores.shape[-1]:
+        return np.full(scores.shape[:-1], np.inf)
+    ordered = -np.sort(-scores, axis=-1)
+    return ordered[..., chosen - 1] - ordered[..., chosen]
+
+
+@dataclass(frozen=True)
+class Experts(Op):
+    """y = sum over j of w_j down_e(act(gate_e x) * up_e x), e = experts_j; without a gate down_e(act(up_e x))
+
+    x (B, S, W), experts (B, S, k) and their weights (B, S, k) -> (B, S, W). gate, up (E, F, W), down (E, W, F). `act`
+    is the activation, of the gate, or of gate and up where it has two operands.
+    """
+
+    count: int
+    inputs: int
+    width: int
+    act: Op
+    gated: bool = True
+    bias: tuple[str, ...] = field(default=())
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        x, experts, weights = args
+        expect(x.shape[-1] == dim(self.inputs), "the width read by experts", self.inputs, x.shape[-1])
+        expect(experts.shape == weights.shape, "a weight for each expert", experts, weights)
+        expect(experts.shape[:-1] == x.shape[:-1], "the experts of each token", x, experts)
+        return (x,)
+
+    def params(self) -> tuple[Param, ...]:
+        into, out = (self.count, self.width, self.inputs), (self.count, self.inputs, self.width)
+        shapes = {"gate": into, "up": into, "down": out} if self.gated else {"up": into, "down": out}
+        matrices = (Param(name, shape, "matrix") for name, shape in shapes.items())
+        biases = (Param(f"{name}_bias", shapes[name][:2], "bias") for name in shapes if name in self.bias)
+        return (*matrices, *biases)
+
+    def idle(self, *args: Type) -> int:
+        """Those of the experts that a token does not choose."""
+        chosen = args[1].shape[-1].value or 0
+        return sum(param.size // self.count * (self.count - chosen) for param in self.params())
+
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        return (*self.act.figures(args[0]), ("mlp.width", self.width))
+
+    def flops(self, *args: Type) -> Dim:
+        return product(args[1].shape) * (2 * (3 if self.gated else 2) * self.inputs * self.width)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        x, experts, weights = args
+        own = dict(zip((param.name for param in self.params()), params, strict=True))
+        y = np.zeros_like(x)
+        for e in np.unique(experts):
+            *at, slot = np.nonzero(experts == e)
+            here = tuple(at)
+            inside = self._inside(x[here], e, own)
+            np.add.at(y, here, self._linear("down", inside, e, own) * weights[(*here, slot)][:, None])
+        return (y,)
+
+    def _inside(self, x: Array, e: int, own: dict[str, Array]) -> Array:
+        up = self._linear("up", x, e, own)
+        if not self.gated:
+            return self.act.numpy((up,), ())[0]
+        gate = self._linear("gate", x, e, own)
+        return self.act.numpy((gate, up), ())[0] if self.paired else self.act.numpy((gate,), ())[0] * up
+
+    @property
+    def paired(self) -> bool:
+        """Whether the activation takes gate and up at once."""
+        return isinstance(self.act, ClampedSwiglu)
+
+    @staticmethod
+    def _linear(name: str, x: Array, e: int, own: dict[str, Array]) -> Array:
+        y = x @ own[name][e].T
+        return y + own[f"{name}_bias"][e] if f"{name}_bias" in own else y
+
+    def declares(self) -> str | None:
+        sizes = f"{self.count}, {self.inputs}, {self.width}"
+        bias = f", bias={self.bias!r}" if self.bias else ""
+        return f"{'Experts' if self.gated else 'PlainExperts'}({sizes}, {self._act_text()}{bias})"
+
+    def _act_text(self) -> str:
+        """The activation as a function of gate and up, or of up alone."""
+        if isinstance(self.act, ClampedSwiglu):
+            return f"partial(clamped_swiglu, limit={self.act.limit!r}, alpha={self.act.alpha!r})"
+        return (GATED if self.gated else PLAIN)[type(self.act)]
+
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        name = self._act_text()
+        act = self.act.helpers if self.paired else () if "F." in name else (name,)
+        return (*act, "expert_linear", "experts" if self.gated else "plain_experts")
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{me}({', '.join(args)})"
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((1, 1, 1), (1,))
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        x, weights = rand(2, 3, 8), np.abs(rand(2, 3, 2, seed=1))
+        experts = np.array([[[0, 3], [3, 1], [5, 0]], [[1, 3], [0, 5], [3, 0]]])
+        biased = ("gate", "up", "down")
+        ops = (
+            Experts(7, 8, 12, Silu()),
+            Experts(7, 8, 5, GeluTanh()),
+            Experts(7, 8, 12, ClampedSwiglu(0.9, 1.702), bias=biased),
+            Experts(7, 8, 12, Relu2(), gated=False),
+        )
+        return tuple(Sample(op, (x, experts, weights)) for op in ops)
+
+
+@dataclass(frozen=True)
+class SigmoidGate(Op):
+    """y = sigmoid(g) * x: x (B, S, n), g (B, S, n), or (B, S, 1) for all numbers of a token"""
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        x, gate = args
+        wanted = x.with_axis(len(x.shape) - 1, 1)
+        expect(gate in (x, wanted), "a gate", f"{x} or {wanted}", gate)
+        return (x,)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (args[0] / (1 + np.exp(-args[1])),)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"torch.sigmoid({args[1]}) * {args[0]}"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Mul", g.op("Sigmoid", args[1]), args[0])]
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((1, 1), (1,))
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        x = rand(2, 3, 8)
+        return Sample(SigmoidGate(), (x, rand(2, 3, 8, seed=1))), Sample(SigmoidGate(), (x, rand(2, 3, 1, seed=1)))

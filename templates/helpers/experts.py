@@ -1,0 +1,42 @@
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from .expert_linear import expert_linear
+
+
+class Experts(nn.Module):
+    """y = sum of w * down_e(act(gate_e x, up_e x)) over the experts e of each token, w their weights."""
+
+    def __init__(
+        self, count: int, width: int, inner: int, act: Callable[[Tensor, Tensor], Tensor], bias: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__()
+        self.act = act
+        self.gate = nn.Parameter(torch.empty(count, inner, width))
+        self.up = nn.Parameter(torch.empty(count, inner, width))
+        self.down = nn.Parameter(torch.empty(count, width, inner))
+        for name, size in (("gate", inner), ("up", inner), ("down", width)):
+            made = nn.Parameter(torch.empty(count, size)) if name in bias else None
+            self.register_parameter(f"{name}_bias", made)
+        self.reset_parameters()
+
+    def reset_parameters(self, std: float = 0.02, last: float = 0.02) -> None:
+        """Normal matrices, `last` for those into the residual stream, and zero biases."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, std=last if name == "down" else std)
+
+    def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """x (B, S, width), experts and weights (B, S, k) -> (B, S, width)."""
+        chosen, order = experts.flatten().sort(stable=True)  # pairs of a token and an expert, by expert
+        token = order // experts.shape[-1]
+        read = x.flatten(0, 1)[token]
+        gate = expert_linear(read, self.gate, self.gate_bias, chosen)
+        up = expert_linear(read, self.up, self.up_bias, chosen)
+        made = expert_linear(self.act(gate, up), self.down, self.down_bias, chosen)
+        made = (made * weights.flatten()[order].unsqueeze(-1)).to(x.dtype)
+        return torch.zeros_like(x.flatten(0, 1)).index_add(0, token, made).view_as(x)
