@@ -100,12 +100,16 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Initialisation:
-    """How a new model is initialised: the matrices that write to the stream, their number, whether there are biases."""
+    """How a new model is initialised: the matrices that write to the stream, their number, whether there are biases.
+
+    `drawing` are the classes of helpers that hold matrices, and draw them with a given standard deviation.
+    """
 
     std: float
     writers: tuple[str, ...]
     additions: int
     biases: bool
+    drawing: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,7 @@ def emit_torch(function: Function, *, name: str, summary: str, load: Loading, in
             ties=tied,
             constants=constants,
             cached=bool(serves.held),
+            plain={held.state for held in serves.held} <= {"key", "value"},
             keeps=body.keeps,
             listed=listed,
             carried=_make_zeros(root, serves) if whole.carried else None,
@@ -300,8 +305,12 @@ def _make_initialisation(function: Function, std: float) -> Initialisation:
     """Finds in the graph the matrices that write to the stream."""
     calls = [callee_of(n) for n in function.nodes if is_call(n)]
     writers = [n for layer in calls for call in layer.nodes if is_call(call) for n in _find_writers(callee_of(call))]
-    biases = any(isinstance(n.op, Linear) and n.op.bias for f in functions_of(function) for n in f.nodes)
-    return Initialisation(std, tuple(sorted({f".{n.name}" for n in writers})), max(1, len(writers)), biases)
+    nodes = [n for f in functions_of(function) for n in f.nodes]
+    biases = any(isinstance(n.op, Linear) and n.op.bias for n in nodes)
+    declared = (n.op.declares() or "" for n in nodes if any(param.role == "matrix" for param in n.op.params()))
+    drawing = {text.partition("(")[0] for text in declared if not text.startswith("nn.")}
+    names = tuple(sorted({f".{n.name}" for n in writers}))
+    return Initialisation(std, names, max(1, len(writers)), biases, tuple(sorted(drawing)))
 
 
 def _find_writers(function: Function) -> Iterator[Node]:

@@ -76,7 +76,8 @@ class LatentAttention(Op):
     tokens of T, a head multiplies
         T rank (nope + v_dim) + S T (nope + rope + v_dim)    expanded,
         S rank (nope + v_dim) + S T (2 rank + rope)          absorbed,
-    and the graph takes the smaller. FLOPs are those of the absorbed order, which a step of decoding takes.
+    and the smaller is taken. FLOPs are those of the expanded order where S is T, else of the absorbed one, as a step
+    of decoding takes it.
     """
 
     heads: int
@@ -115,8 +116,10 @@ class LatentAttention(Op):
 
     def flops(self, *args: Type) -> Dim:
         batch, _, tokens, _ = args[2].shape
-        ups = batch * tokens * (2 * self.heads * self.rank * (self.nope + self.v_dim))
-        return ups + self.scratch(*args) * (2 * (2 * self.rank + self.rope))
+        made = self.nope + self.v_dim
+        pair = min(made, 2 * self.rank) if args[0].shape[1] == tokens else 2 * self.rank
+        ups = batch * tokens * (2 * self.heads * self.rank * made)
+        return ups + self.scratch(*args) * (2 * (pair + self.rope))
 
     def scratch(self, *args: Type) -> Dim:
         return product((*args[2].shape[:3], args[0].shape[1]))
@@ -157,9 +160,8 @@ class LatentAttention(Op):
 
     def _choose(self, g: OnnxBuilder, args: Values, params: Values, attend: Attend) -> Sequence[OnnxValue]:
         """Both orders, the one that multiplies less chosen by the lengths of the call."""
-        by_heads = [g.op("Reshape", each, g.constant([self.heads, -1, self.rank])) for each in params]
-        k_up, v_up = by_heads
-        k_turned, v_turned = (g.op("Transpose", each, perm=[0, 2, 1]) for each in by_heads)
+        k_up, v_up = (g.op("Reshape", each, g.constant([self.heads, -1, self.rank])) for each in params)
+        k_turned, v_turned = (g.op("Transpose", each, perm=[0, 2, 1]) for each in (k_up, v_up))
         c, k_r, q_n, q_r, mask = args
         c = g.op("Unsqueeze", c, g.constant([1]))
 

@@ -26,9 +26,10 @@ class LatentAttention(nn.Module):
         self, c: Tensor, k_r: Tensor, q_n: Tensor, q_r: Tensor, mask: Tensor | None, is_causal: bool = False
     ) -> Tensor:
         tokens, keys = q_n.shape[2], c.shape[1]
-        if mask is None or tokens * keys * (2 * self.rank - self.made) >= (keys - tokens) * self.rank * self.made:
-            return self.expanded(c, k_r, torch.cat((q_n, q_r), dim=-1), mask, is_causal)
-        return self.absorbed(c, k_r, q_n, q_r, mask)
+        fewer = tokens * keys * (2 * self.rank - self.made) < (keys - tokens) * self.rank * self.made
+        if mask is not None and (torch.compiler.is_exporting() or fewer):  # one exported program has all lengths
+            return self.absorbed(c, k_r, q_n, q_r, mask)
+        return self.expanded(c, k_r, torch.cat((q_n, q_r), dim=-1), mask, is_causal)
 
     def expanded(self, c: Tensor, k_r: Tensor, q: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         k, v = (F.linear(c, up).unflatten(2, (self.heads, -1)).transpose(1, 2) for up in (self.k_up, self.v_up))
@@ -38,7 +39,8 @@ class LatentAttention(nn.Module):
     def absorbed(self, c: Tensor, k_r: Tensor, q_n: Tensor, q_r: Tensor, mask: Tensor) -> Tensor:
         """The queries of all heads are rows of one head, so that c and k_r are read once."""
         k_up, v_up = (up.unflatten(0, (self.heads, -1)) for up in (self.k_up, self.v_up))
-        q, c = torch.cat((q_n @ k_up, q_r), dim=-1).flatten(1, 2)[:, None], c[:, None]
-        seen = mask.expand(-1, self.heads, -1, -1).flatten(1, 2)[:, None]
-        y = F.scaled_dot_product_attention(q, torch.cat((c, k_r), dim=-1), c, attn_mask=seen, scale=self.scale)
-        return y[:, 0].unflatten(1, (self.heads, -1)) @ v_up.mT
+        batch, tokens = c.shape[0], q_n.shape[2]
+        q = torch.cat((q_n @ k_up, q_r), dim=-1).reshape(batch, 1, self.heads * tokens, -1)
+        k, v, seen = torch.cat((c[:, None], k_r), dim=-1), c[:, None], mask.repeat(1, 1, self.heads, 1)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale)
+        return y.view(batch, self.heads, tokens, -1) @ v_up.mT

@@ -198,7 +198,9 @@ class Attention(Part):
         if len(set(self.bias)) < len(self.bias):
             yield Problem(BIAS_TWICE, ("bias",), "a matrix is named twice", "each of q, k, v, o at most once")
         yield from self._window_problems(context)
-        yield from self.latent.problems([key for key in UNDEFINED if getattr(self, key)], self.rope) if self.latent else ()
+        yield from (
+            self.latent.problems([key for key in UNDEFINED if getattr(self, key)], self.rope) if self.latent else ()
+        )
         if self.rope:
             turned = self.latent.rope_dim if self.latent else self.head_dim or width // self.heads
             for problem in self.rope.problems(turned, context):
