@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from blockc.basics.floats import INTEGERS
 from blockc.ir import Function, is_call, parameters_of
@@ -20,46 +21,63 @@ class Loading:
     helpers: tuple[str, ...]
     of: str
     names: tuple[Pattern, ...] = ()
+    experts: tuple[Pattern, ...] = ()  # of tensors of experts, which are stacked, or joined within each expert
+    beyond: tuple[str, ...] = ()  # tensors by which layers after the last one are known
     tied: dict[str, str] = field(default_factory=dict[str, str])
     ignored: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     layers: int = 1
     integers: bool = False  # whether some tensors are integers, which keep their type
+    exact: str = ""  # the last part of the names of those that stay in fp32
     template: str = "torch/load.j2"
 
     @property
     def unprefixed(self) -> tuple[str, ...]:
         """The names that never have the prefix."""
-        names = (pattern.name for pattern in self.names)
+        names = (pattern.name for pattern in (*self.names, *self.experts))
         return tuple(name for name in (*names, *self.tied) if not name.startswith(self.prefixes))
 
 
 def plan_loading(checkpoint: str | None, function: Function) -> Loading:
     """The tables for the layout named `checkpoint`. Raises LayoutError where it does not fit the function."""
-    integers = any(param.dtype in INTEGERS for param in parameters_of(function).values())
+    params = parameters_of(function).values()
+    integers = any(param.dtype in INTEGERS for param in params)
+    exact = next((param.name.rpartition(".")[2] for param in params if param.dtype == "float32"), "")
     if checkpoint is None:
         tied = dict(ties_of(function))
         helpers = ("open_tensors", *(["without_tied"] if tied else []), "renamed")
-        return Loading("own", "", helpers, "under the names of its parameters", tied=tied, integers=integers)
+        return Loading(
+            "own", "", helpers, "under the names of its parameters", tied=tied, integers=integers, exact=exact
+        )
     depth = sum(is_call(n) for n in function.nodes)
     held = patterns(load_layout(checkpoint), function, group_sizes(function))
-    packed = any(len(p.targets) > 1 or p.groups > 1 or p.transpose for p in held)
+    of_experts = _find_experts(held, function)
+    others = [p for p in held if p not in of_experts]
+    packed = any(len(p.targets) > 1 or p.groups > 1 or p.transpose for p in others)
     prefixes = tuple(prefix for prefix in held.prefixes if prefix)
     read = "unpacked" if packed else "renamed"
-    rows = tuple(_expand_rows(held, depth))
+    rows = tuple(_expand_rows(others, depth))
     files = {target: row.name for row in rows for target in row.targets}
-    optional = {"with_prefix": prefixes, "without_tied": held.tied}
+    optional = {
+        "with_prefix": prefixes,
+        "without_tied": held.tied,
+        "without_further_layers": held.beyond,
+        "load_experts": of_experts,
+    }
     return Loading(
         read,
         f"torch/{read}.j2",
         ("open_tensors", *(helper for helper, wanted in optional.items() if wanted), *dict.fromkeys(["renamed", read])),
         f"in the layout of {checkpoint}",
         rows,
+        of_experts,
+        tuple(held.beyond),
         {name: files[owner] for name, owner in held.tied.items()},
         tuple(held.ignored),
         prefixes,
         depth,
         integers,
+        exact,
     )
 
 
@@ -71,7 +89,28 @@ def ties_of(root: Function) -> Iterator[tuple[str, str]]:
                 yield f"{n.name}.{owned.name}", held.name
 
 
-def _expand_rows(held: Patterns, depth: int) -> Iterator[Pattern]:
+def _find_experts(held: Patterns, function: Function) -> tuple[Pattern, ...]:
+    """The patterns of tensors of one expert, and of those that are joined or transposed within each expert."""
+    params = parameters_of(function)
+
+    def by_slices(p: Pattern) -> bool:
+        turned = p.transpose and len(params[p.targets[0].format(i=min(p.layers, default=0))].shape) > 2
+        return p.by_expert or turned or (p.axis > 0 and len(p.targets) > 1)
+
+    return tuple(p for p in held if by_slices(p))
+
+
+def layers_text(layers: Sequence[int]) -> str:
+    """Python text of some layers' numbers, which grow."""
+    steps = {b - a for a, b in pairwise(layers)}
+    if len(steps) > 1:
+        return str(list(layers))
+    step = next(iter(steps), 1)
+    start, stop = layers[0], layers[-1] + 1
+    return f"range({start}, {stop}, {step})" if step > 1 else f"range({start}, {stop})" if start else f"range({stop})"
+
+
+def _expand_rows(held: Iterable[Pattern], depth: int) -> Iterator[Pattern]:
     """The patterns as rows of the table; a pattern for some layers only becomes a row for each of them."""
     for p in held:
         if len(p.layers) in (0, depth):

@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from blockc.basics import floats
-from blockc.basics.opsets import OPSETS, USUAL
+from blockc.basics.opsets import USUAL
 from blockc.ir import (
     Array,
     B,
@@ -126,6 +126,13 @@ class _OnnxNode:
     def bodies(self) -> Sequence[_Body]:
         return [value for value in self.attributes.values() if isinstance(value, _Body)]
 
+    def may_lack(self, output: int, opset: int) -> bool:
+        """Whether an output may be absent. A provider's own operators have those behind the first as they are asked."""
+        if self.domain:
+            return output > 0
+        told = onnx.defs.get_schema(self.op_type, opset).outputs
+        return output < len(told) and told[output].option == onnx.defs.OpSchema.FormalParameterOption.Optional
+
     def proto(self) -> onnx.NodeProto:
         names, outputs = ([value.name if value else "" for value in each] for each in (self.inputs, self.outputs))
         while names and not names[-1]:
@@ -170,14 +177,16 @@ def _size_text(size: Dim) -> int | str:
     return size.value if size.value is not None else _NAMES.get(size, str(size))
 
 
-def count_operators(function: Function, dtype: floats.FloatType, swaps: Mapping[type[Op], Swap]) -> Counter[str]:
+def count_operators(
+    function: Function, dtype: floats.FloatType, swaps: Mapping[type[Op], Swap], opset: int | None = None
+) -> Counter[str]:
     """The number of operators that each node of an inlined function becomes, by the node's name."""
     nodes: Counter[str] = Counter()
     known: dict[tuple[Op, int, int], int] = {}  # equal nodes have equal counts
     for n in function.nodes:
         key = (n.op, len(n.inputs), len(n.params))
         if key not in known:
-            counter = _CountingBuilder(dtype)
+            counter = _CountingBuilder(dtype, opset)
             _lower(n, counter, swaps)
             known[key] = counter.nodes
         nodes[n.name] += known[key]
@@ -193,10 +202,8 @@ def _lower(n: Node, builder: OnnxBuilder, swaps: Mapping[type[Op], Swap]) -> Non
 class _CountingBuilder:
     """A builder that makes nothing and counts operators, those of bodies too."""
 
-    opset = OPSETS.start  # the count is the same in every opset
-
-    def __init__(self, dtype: floats.FloatType) -> None:
-        self.nodes, self.casts = 0, int(dtype != "fp32")
+    def __init__(self, dtype: floats.FloatType, opset: int | None = None) -> None:
+        self.nodes, self.casts, self.opset = 0, int(dtype != "fp32"), opset or USUAL
 
     def op(self, op_type: str, *inputs: OnnxValue, **attributes: object) -> None:
         self.nodes += 1
@@ -306,15 +313,12 @@ class _Emitter:
         return [*self.owned, *self.builder.constants.values()]
 
     def drop_unread(self) -> None:
-        """Takes the names of outputs that no op of the function has and nothing reads: a kernel then computes none.
-
-        onnxruntime stops the process on a Loop without one of its outputs.
-        """
+        """Takes the names of outputs that no op of the function has and nothing reads: a kernel then computes none."""
         nodes = list(_walk(self.builder.nodes))
         read = {id(value) for n in nodes for each in (n.inputs, *(b.outputs for b in n.bodies)) for value in each}
-        for n in (n for n in nodes if not n.bodies):
-            for value in n.outputs[1:]:
-                if not value.type and id(value) not in read:
+        for n in nodes:
+            for i, value in enumerate(n.outputs):
+                if not value.type and id(value) not in read and n.may_lack(i, self.builder.opset):
                     value.name = ""
 
     def inner(self, outputs: Iterable[_Value]) -> Iterable[_Value]:

@@ -16,7 +16,7 @@ import jinja2
 
 from blockc.emit.body import Body
 from blockc.emit.kinds import choice_text, condition_text
-from blockc.emit.loading import Loading, ties_of
+from blockc.emit.loading import Loading, layers_text, ties_of
 from blockc.emit.plan import ModulePlan, plan_module
 from blockc.emit.statements import LINE, Statement, is_laid_by_hand
 from blockc.graph.contract import LOGITS, POSITIONS, Contract, StatePort, contract_of
@@ -31,7 +31,7 @@ from blockc.ir import (
     parameters_of,
     period_of,
 )
-from blockc.ops import Linear
+from blockc.ops import Add, Experts, LatentAttention, Linear, SigmoidGate
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,14 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Initialisation:
-    """How a new model is initialised: the matrices that write to the stream, their number, whether there are biases.
-
-    `drawing` are the classes of helpers that hold matrices, and draw them with a given standard deviation.
-    """
+    """How a new model is initialised: the matrices that write to the stream, their number, whether there are biases."""
 
     std: float
     writers: tuple[str, ...]
     additions: int
     biases: bool
-    drawing: tuple[str, ...]
+    experts: str = ""  # the classes of mixtures of experts
+    latent: bool = False  # whether any attention holds the matrices of its keys and values
 
 
 @dataclass(frozen=True)
@@ -304,19 +302,26 @@ def _tuple_text(items: Sequence[str]) -> str:
 def _make_initialisation(function: Function, std: float) -> Initialisation:
     """Finds in the graph the matrices that write to the stream."""
     calls = [callee_of(n) for n in function.nodes if is_call(n)]
-    writers = [n for layer in calls for call in layer.nodes if is_call(call) for n in _find_writers(callee_of(call))]
+    branches = [list(_find_writers(callee_of(call))) for layer in calls for call in layer.nodes if is_call(call)]
+    names = sorted({f".{n.name}" for each in branches for n in each if isinstance(n.op, Linear)})
     nodes = [n for f in functions_of(function) for n in f.nodes]
     biases = any(isinstance(n.op, Linear) and n.op.bias for n in nodes)
-    declared = (n.op.declares() or "" for n in nodes if any(param.role == "matrix" for param in n.op.params()))
-    drawing = {text.partition("(")[0] for text in declared if not text.startswith("nn.")}
-    names = tuple(sorted({f".{n.name}" for n in writers}))
-    return Initialisation(std, names, max(1, len(writers)), biases, tuple(sorted(drawing)))
+    experts = sorted({n.op.module for n in nodes if isinstance(n.op, Experts)})
+    latent = any(isinstance(n.op, LatentAttention) for n in nodes)
+    additions = max(1, sum(map(bool, branches)))
+    return Initialisation(std, tuple(names), additions, biases, " | ".join(experts), latent)
 
 
 def _find_writers(function: Function) -> Iterator[Node]:
-    end = function.outputs[0][1].node
-    if isinstance(end.op, Linear):
-        yield end
+    """The nodes whose matrix gives what a branch adds; the sum of several in a mixture of experts."""
+    ends = [function.outputs[0][1].node]
+    for end in ends:
+        if isinstance(end.op, Linear | Experts):
+            yield end
+        elif is_call(end):
+            yield from _find_writers(callee_of(end))
+        elif isinstance(end.op, Add | SigmoidGate):
+            ends += (value.node for value in end.inputs[: 1 if isinstance(end.op, SigmoidGate) else 2])
 
 
 def _order_helpers(function: Function, more: Iterable[str]) -> list[str]:
@@ -379,7 +384,7 @@ def _templates() -> Path:
 
 @cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_templates()),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -387,3 +392,5 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # Python text, not HTML; no spec text reaches a template but names that match a pattern
     )
+    made.filters["layers"] = layers_text
+    return made

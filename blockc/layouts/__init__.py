@@ -2,18 +2,20 @@
 
     tensors, layers   a name in the file: the parameter it holds, or {of: [...], groups, axis, transpose}; in GGUF
                       also permute_rope and plus_offset
+    beyond            in layers: a tensor that a layer after the last one has: what that layer is; it is dropped
     tied              a name that may be in the file: the parameter that it then equals
     ignore            a name known to be without effect: the reason
     prefix            alternatives; the first is the one that stands in the names of the layout
 
-<i> is the layer, <p> is weight or bias. `weights` applies a layout to a function.
+<i> is the layer, <p> is weight or bias. <e> is an expert: its tensor is a slice of the parameter along axis 0.
+`weights` applies a layout to a function.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -37,7 +39,8 @@ from blockc.source import (
 )
 
 WORDS = ("layout", "prefix", "tensors", "layers", "tied", "ignore")
-GROUPS = ("heads", "kv_heads")  # the sizes by which a file may group
+HEADS = ("heads", "kv_heads")
+GROUPS = (*HEADS, "mlp_width")  # the sizes by which a file may group
 GGUF_WORDS = ("permute_rope", "plus_offset")
 
 
@@ -47,7 +50,10 @@ class LayoutError(BlockcError):
 
 @dataclass(frozen=True)
 class Item:
-    """One line of a layout: a name in the file, the parameters joined in it, and how. {i} stands for the layer."""
+    """One line of a layout: a name in the file, the parameters joined in it, and how.
+
+    {i} stands for the layer, {e} for the expert.
+    """
 
     name: str
     targets: tuple[str, ...]
@@ -57,6 +63,11 @@ class Item:
     permute_rope: str | None = None  # the heads whose rows are interleaved in the file and halves here
     plus_offset: bool = False  # the file stores the gain with the norm's offset already added
 
+    @property
+    def by_expert(self) -> bool:
+        """Whether the file has a tensor for each expert."""
+        return "{e}" in self.name
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -65,6 +76,9 @@ class Layout:
     tied: Mapping[str, str]  # a name that may be in the file: the parameter that it then equals
     ignored: Mapping[str, str]  # a name known to be without effect: the reason
     prefixes: tuple[str, ...]  # the first stands in the names above; a file may have another in its stead
+    beyond: Mapping[str, str] = field(
+        default_factory=dict[str, str]
+    )  # a tensor that a layer after the last has: what it is
 
 
 def load_layout(name: str) -> Layout:
@@ -95,14 +109,16 @@ def read_layout(name: str, tree: MappingNode, words: tuple[str, ...] = ()) -> La
         message = "unknown version of the layout format"
         raise SpecError([finding(LAYOUT_VERSION, place, message, expected="layout: 1")])
     items = list(reader.items(top["tensors"].value, "", "")) if "tensors" in top else []
+    beyond: dict[str, str] = {}
     if "layers" in top:
-        items += reader.layers(top["layers"].value)
+        of_layers, beyond = reader.layers(top["layers"].value)
+        items += of_layers
     tied = dict(reader.pairs(top["tied"].value, ())) if "tied" in top else {}
-    ignored = dict(reader.reasons(top["ignore"].value)) if "ignore" in top else {}
+    ignored = dict(reader.reasons(top["ignore"].value, "a tensor is ignored for no reason")) if "ignore" in top else {}
     prefixes = tuple(reader.words(top["prefix"].value, ())) if "prefix" in top else ()
     if reader.faults:
         raise SpecError(reader.faults)
-    return Layout(name, tuple(items), tied, ignored, prefixes)
+    return Layout(name, tuple(items), tied, ignored, prefixes, beyond)
 
 
 class _LayoutReader:
@@ -134,7 +150,7 @@ class _LayoutReader:
             bare = bare.replace(hole, "", 1)
         if not re.fullmatch(r"[A-Za-z0-9_.]*", bare):
             self.wrong(place, "not a tensor name", " ".join(("letters, digits, _ and .", *holes)), text)
-        return re.sub(r"<([ip])>", r"{\1}", str(text))
+        return re.sub(r"<([ipe])>", r"{\1}", str(text))
 
     def words(self, tree: Tree, holes: tuple[str, ...]) -> list[str]:
         if not isinstance(tree, SequenceNode) or not tree.items:
@@ -146,28 +162,34 @@ class _LayoutReader:
         for key, entry in self.mapping(tree).items():
             yield self.name(key, entry.key, holes), self.name(to_plain(entry.value), entry.value.place, holes)
 
-    def reasons(self, tree: Tree) -> Iterator[tuple[str, str]]:
+    def reasons(self, tree: Tree, without: str) -> Iterator[tuple[str, str]]:
         for key, entry in self.mapping(tree).items():
             reason = to_plain(entry.value)
             if not isinstance(reason, str) or not reason:
-                self.wrong(entry.value.place, "a tensor is ignored for no reason", "why it has no effect", reason)
+                self.wrong(entry.value.place, without, "a sentence", reason)
             yield self.name(key, entry.key, ("<i>",)), str(reason)
 
-    def layers(self, tree: Tree) -> list[Item]:
-        entries = self.mapping(tree, ("at", "tensors"))
+    def layers(self, tree: Tree) -> tuple[list[Item], dict[str, str]]:
+        """(The items of each layer; tensors of layers after the last one, with what those are.)"""
+        entries = self.mapping(tree, ("at", "tensors", "beyond"))
         if not entries.keys() >= {"at", "tensors"}:
             self.wrong(tree.place, "layers has two words", "at and tensors", ", ".join(entries))
-            return []
+            return [], {}
         at = self.name(to_plain(entries["at"].value), entries["at"].value.place, ("<i>",))
         if "{i}" not in at:
             self.wrong(entries["at"].value.place, "no place for the layer's number", "<i>", at)
-        return list(self.items(entries["tensors"].value, f"{at}.", "layers.{i}."))
+        told = "layers after the last one are dropped without a word"
+        beyond = dict(self.reasons(entries["beyond"].value, told)) if "beyond" in entries else {}
+        items = list(self.items(entries["tensors"].value, f"{at}.", "layers.{i}."))
+        return items, {f"{at}.{name}": what for name, what in beyond.items()}
 
     def items(self, tree: Tree, at: str, under: str) -> Iterator[Item]:
         """One item a line, or two where <p> stands for weight and bias."""
         for key, entry in self.mapping(tree).items():
-            name = at + self.name(key, entry.key, ("<p>",))
+            name = at + self.name(key, entry.key, ("<p>", "<e>") if under else ("<p>",))
             item = self.item(name, entry.value, under)
+            if item.by_expert and not isinstance(entry.value, ScalarNode):
+                self.wrong(entry.value.place, "<e> stands alone", "one parameter, neither joined nor transposed", key)
             if any(("{p}" in target) != ("{p}" in name) for target in item.targets):
                 self.wrong(entry.key, "<p> on one side alone", "<p> in the file's name and in every parameter's")
             for kind in ("weight", "bias") if "{p}" in name else ("",):
@@ -201,8 +223,8 @@ class _LayoutReader:
             return None
         tree = entries["permute_rope"].value
         word = to_plain(tree)
-        if not isinstance(word, str) or word not in GROUPS:
-            self.wrong(tree.place, "not a value of permute_rope", " or ".join(GROUPS), word)
+        if not isinstance(word, str) or word not in HEADS:
+            self.wrong(tree.place, "not a value of permute_rope", " or ".join(HEADS), word)
         elif targets > 1 or entries.keys() > {"of", "permute_rope"}:
             self.wrong(tree.place, "permute_rope stands alone", "one parameter, neither joined nor transposed", word)
         else:

@@ -30,6 +30,7 @@ from blockc.ir import (
 )
 from blockc.ops.base import number_text, rand
 from blockc.ops.elementwise import ClampedSwiglu, Gelu, GeluTanh, QuickGelu, Relu, Relu2, Silu
+from blockc.ops.hits import sum_over_experts
 
 Scores = Literal["softmax", "sigmoid"]
 GroupScore = Literal["max", "top2_sum"]
@@ -60,8 +61,8 @@ class Groups:
 class Route(Op):
     """s = softmax(x) or sigmoid(x); e = the k experts with the highest s + b; w = s[e] (/ sum of s[e]) * scale
 
-    logits x (B, S, E) -> experts (B, S, k), weights (B, S, k), the highest choice first. b is the selection bias, a
-    buffer (E) that chooses and does not weigh. With `groups`, only experts of the best groups are chosen.
+    logits x (B, S, E) -> chosen experts (B, S, k), weights (B, S, k), the highest choice first. b is the selection bias,
+    a buffer (E) that chooses and does not weigh. With `groups`, only experts of the best groups are chosen.
     Source: Shazeer et al. 2017; groups and bias: DeepSeek-AI 2024.
     """
 
@@ -72,7 +73,7 @@ class Route(Op):
     scale: float = 1.0
     selection_bias: bool = False
     groups: Groups | None = None
-    output_names = ("experts", "weights")
+    output_names = ("chosen", "weights")
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         *before, last = args[0].shape
@@ -112,7 +113,7 @@ class Route(Op):
     def group_scores(self, choice: Array) -> Array:
         """(B, S, groups)"""
         assert self.groups is not None
-        apart = choice.reshape(*choice.shape[:-1], self.groups.count, -1)
+        apart = choice.reshape(*choice.shape[:-1], self.groups.count, self.count // self.groups.count)
         return apart.max(-1) if self.groups.score == "max" else np.sort(apart, axis=-1)[..., -2:].sum(-1)
 
     def _kept(self, scores: Array) -> Array:
@@ -152,6 +153,43 @@ class Route(Op):
         groups = f"groups={self.groups.count}, active_groups={self.groups.active}"
         best = 1 if self.groups.score == "max" else 2
         return f"route_in_groups({', '.join(said)}, {groups}, best={best})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        """In fp32, whatever the model's type: a choice is as exact as it can be."""
+        logits, k = g.widen(args[0]), g.constant([self.active])
+        if self.is_plain:  # the softmax over the chosen alone is the same
+            weights, experts = g.ops("TopK", 2, logits, k, axis=-1, largest=1, sorted=1)
+            return experts, g.narrow(self._scale(g, g.op("Softmax", weights, axis=-1)))
+        scores = g.op("Sigmoid", logits) if self.scores == "sigmoid" else g.op("Softmax", logits, axis=-1)
+        choice = g.op("Add", scores, params[0]) if self.selection_bias else scores
+        weights, experts = g.ops("TopK", 2, self._mask_groups(g, choice), k, axis=-1, largest=1, sorted=1)
+        if self.selection_bias:
+            weights = g.op("GatherElements", scores, experts, axis=-1)
+        if self.normalise:
+            weights = g.op("Div", weights, g.op("ReduceSum", weights, g.constant([-1]), keepdims=1))
+        return experts, g.narrow(self._scale(g, weights))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a softmax over the highest logits, times the scale."""
+        return self.scores == "softmax" and self.normalise and not self.selection_bias and self.groups is None
+
+    def _scale(self, g: OnnxBuilder, weights: OnnxValue) -> OnnxValue:
+        return weights if self.scale == 1 else g.op("Mul", weights, g.constant(np.array(self.scale, np.float32)))
+
+    def _mask_groups(self, g: OnnxBuilder, choice: OnnxValue) -> OnnxValue:
+        """-inf for what is not in the best groups."""
+        if self.groups is None:
+            return choice
+        count, best = self.groups.count, 1 if self.groups.score == "max" else 2
+        apart = g.op("Reshape", choice, g.constant([0, 0, count, self.count // count]))
+        highest, _ = g.ops("TopK", 2, apart, g.constant([best]), axis=-1, largest=1, sorted=1)
+        score = g.op("ReduceSum", highest, g.constant([-1]), keepdims=0)
+        _, kept = g.ops("TopK", 2, score, g.constant([self.groups.active]), axis=-1, largest=1, sorted=1)
+        marks = g.op("OneHot", kept, g.constant(np.array(count)), g.constant(np.array([0, 1], np.float32)), axis=2)
+        inside = g.op("Cast", g.op("ReduceSum", marks, g.constant([-1]), keepdims=1), to=9)
+        masked = g.op("Where", inside, apart, g.constant(np.array(-np.inf, np.float32)))
+        return g.op("Reshape", masked, g.constant([0, 0, self.count]))
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return TokenAxes((1,), (1, 1))
@@ -237,6 +275,13 @@ class Experts(Op):
         return self.act.numpy((gate, up), ())[0] if self.paired else self.act.numpy((gate,), ())[0] * up
 
     @property
+    def formula(self) -> str:
+        """What down reads."""
+        if not self.gated:
+            return f"{self.act.name}(up)"
+        return f"{self.act.name}(gate, up)" if self.paired else f"{self.act.name}(gate) * up"
+
+    @property
     def paired(self) -> bool:
         """Whether the activation takes gate and up at once."""
         return isinstance(self.act, ClampedSwiglu)
@@ -249,7 +294,12 @@ class Experts(Op):
     def declares(self) -> str | None:
         sizes = f"{self.count}, {self.inputs}, {self.width}"
         bias = f", bias={self.bias!r}" if self.bias else ""
-        return f"{'Experts' if self.gated else 'PlainExperts'}({sizes}, {self._act_text()}{bias})"
+        return f"{self.module}({sizes}, {self._act_text()}{bias})"
+
+    @property
+    def module(self) -> str:
+        """PyTorch: its class."""
+        return "Experts" if self.gated else "PlainExperts"
 
     def _act_text(self) -> str:
         """The activation as a function of gate and up, or of up alone."""
@@ -265,6 +315,27 @@ class Experts(Op):
 
     def torch(self, me: str, *args: str) -> str:
         return f"{me}({', '.join(args)})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        own = dict(zip((param.name for param in self.params()), params, strict=True))
+
+        def multiply(h: OnnxBuilder, name: str, x: OnnxValue, e: OnnxValue) -> OnnxValue:
+            """By the expert's matrix as stored, (outputs, inputs)."""
+            used = [h.op("Gather", own[key], e, axis=0) for key in (name, f"{name}_bias") if key in own]
+            return h.op("Gemm", x, *used, transB=1)
+
+        def expert(h: OnnxBuilder, x: OnnxValue, e: OnnxValue) -> OnnxValue:
+            inner = self.act_onnx(h, [multiply(h, name, x, e) for name in own if name in ("gate", "up")])
+            return multiply(h, "down", inner, e)
+
+        return [sum_over_experts(g, args, self.count, expert)]
+
+    def act_onnx(self, g: OnnxBuilder, inner: Sequence[OnnxValue]) -> OnnxValue:
+        """The activation of gate and up, or of up alone."""
+        rule = self.act.older if g.opset < self.act.since else self.act.onnx
+        if self.paired or not self.gated:
+            return rule(g, tuple(inner), ())[0]
+        return g.op("Mul", rule(g, (inner[0],), ())[0], inner[1])
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return TokenAxes((1, 1, 1), (1,))

@@ -158,7 +158,8 @@ class Compiled:
         from blockc.ort.lowering import swaps_for
 
         layers: Counter[str] = Counter()
-        for name, count in count_operators(self.flatten(target), target.dtype, swaps_for(target)).items():
+        counted = count_operators(self.flatten(target), target.dtype, swaps_for(target), target.opset)
+        for name, count in counted.items():
             path = name.split(".")
             layers[path[1] if path[0] == "layers" else ""] += count
         outside = layers.pop("", 0)

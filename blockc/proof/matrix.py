@@ -17,13 +17,14 @@ from blockc.basics.distribution import EXTRAS, extra_command
 from blockc.basics.floats import FloatType
 from blockc.basics.progress import Progress, no_progress
 from blockc.graph.target import Target
-from blockc.ir import Array, GraphError
+from blockc.ir import Array, GraphError, inline
 from blockc.ir.derive import Derivation, round_params
 from blockc.ort.kernels import COMPUTES
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.proof.cases import Case, cases
 from blockc.proof.probes import KERNEL, Probe, probes_of, why_not_probed
 from blockc.proof.probes import TOLERANCE as OF_KERNELS
+from blockc.proof.routes import Routes, differing_route, routes_of, widen_margins
 from blockc.proof.runners import Answer, Onnx, Oracle, Params, Runner, Torch, Values
 from blockc.weights.rules import random_parameters
 
@@ -77,6 +78,7 @@ class Proof:
     rows: tuple[Row, ...]
     missing: dict[str, str] = field(default_factory=dict[str, str])
     inapplicable: dict[str, str] = field(default_factory=dict[str, str])  # what a backend cannot run, and why
+    routes: Routes | None = None  # of a model with experts
 
     def __repr__(self) -> str:
         return f"<Proof {self.name}: {self.line}>"
@@ -111,6 +113,7 @@ class Proof:
             f"of the logits' spread (tolerance {TOLERANCE['float32']:.0e})"
             + (f", in fp16 {half:.1e} ({TOLERANCE['float16']:.0e})" if half else "")
             + (f", kernels of int8 {kernels:.1e} ({OF_KERNELS:.0e})" if kernels else "")
+            + (f"; {self.routes}" if self.routes else "")
         )
 
     def _worst(self, *dtypes: str) -> float:
@@ -138,6 +141,7 @@ class Proof:
             "complete": self.complete,
             "missing": self.missing,
             "inapplicable": self.inapplicable,
+            "routes": asdict(self.routes) if self.routes else None,
             "rows": rows,
         }
 
@@ -166,16 +170,21 @@ def prove(
     target with its model.onnx, are proved instead of what is emitted now. Graphs in bf16 are not run, because
     onnxruntime's CPU kernels do not take bf16.
     """
-    truth = Truth(twin, random_parameters(twin.function, SEED))
     rows: list[Row] = []
     inapplicable: dict[str, str] = {}
     targets = tuple(target for target in targets if _has_graph(twin, target, inapplicable))
     chosen = _choose_cases(twin, inapplicable, only, any(target.step for target in targets))
+    sequences = {(row.tobytes(), case.first): (row, case.first) for case in chosen for row in case.rows}
+    params, routes = widen_margins(
+        twin.function, random_parameters(twin.function, SEED), list(sequences.values()), SEED
+    )
+    truth = Truth(twin, params)
     missing = {package: "missing" for package in ("torch", "onnxruntime") if importlib.util.find_spec(package) is None}
     with tempfile.TemporaryDirectory(prefix="blockc-") as folder:
         makers = list(_runner_makers(twin, Path(folder), missing, model_py, given, targets))
         for made, maker in enumerate(makers):
             runner = maker()  # one by one, so that memory holds one graph
+            compared = not routes_of(inline(runner.function))  # whether the experts that it chooses were compared
             for ran, case in enumerate(chosen):
                 progress(f"proving {twin.spec.name}", made * len(chosen) + ran, len(makers) * len(chosen))
                 if case.labels and (isinstance(runner, Onnx) or runner.contract.last is not None):
@@ -189,10 +198,11 @@ def prove(
                 elif why := _why_inapplicable(runner, case):
                     inapplicable[f"{runner.name}, {case.name}"] = why
                 else:
-                    rows.append(compare_run(truth, runner, case))
+                    rows.append(compare_run(truth, runner, case, choices=not compared))
+                    compared = True
     if "onnxruntime" not in missing:
         rows.extend(_probe_kernels(whole or twin, targets, inapplicable))
-    return Proof(twin.spec.name, tuple(rows), missing, inapplicable)
+    return Proof(twin.spec.name, tuple(rows), missing, inapplicable, routes)
 
 
 def _probe_kernels(model: Compiled, targets: Sequence[Target], inapplicable: dict[str, str]) -> Iterator[Row]:
@@ -354,17 +364,20 @@ class Truth:
         return self.held[dtype, rounding]
 
 
-def compare_run(oracle: Truth, runner: Runner, case: Case) -> Row:
+def compare_run(oracle: Truth, runner: Runner, case: Case, choices: bool = False) -> Row:
+    """One run. With `choices` the experts that tokens choose are compared first."""
     dtype, params = runner.dtype, oracle.params[runner.dtype]
     rounding = tuple(each for each in runner.derived.values() if each.is_lossy)
     truth = [oracle.logits_of(row, dtype, case.first, rounding) for row in case.rows]
     try:
-        answer = runner.run(case, params)
+        answer = runner.run(case, params, trace=choices)
     except Exception as error:  # emitted files may have been edited: a failure is a result, not a crash
         first = (str(error).splitlines() or [""])[0]
         return Row(
             runner.name, case.name, dtype, float("inf"), 0.0, TOLERANCE[dtype], f"{type(error).__name__}: {first[:200]}"
         )
+    if choices and (differs := _other_choice(runner, case, params, answer)):
+        return Row(runner.name, case.name, dtype, float("inf"), 0.0, TOLERANCE[dtype], f"{differs}: other experts")
     wanted, got = _compared_rows(case, truth, answer.logits)
     if runner.contract.top or runner.contract.last not in (None, 1):
         got = [fill(w, g) for w, g in zip(wanted, got, strict=True)]
@@ -381,6 +394,12 @@ def compare_run(oracle: Truth, runner: Runner, case: Case) -> Row:
     if row.holds:
         return row
     return replace(row, differs=first_difference(runner, case, params))
+
+
+def _other_choice(runner: Runner, case: Case, params: Params, answer: Answer) -> str:
+    """The first node at which a backend chooses other experts than the oracle; empty if none does."""
+    truth = Oracle(runner.function, derived=runner.derived).run(case, params, trace=True)
+    return differing_route(list(routes_of(inline(runner.function))), case, truth.values, answer.values)
 
 
 def _compared_rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[Array], list[Array]]:

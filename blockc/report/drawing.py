@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from blockc.language.algebra import Chain, Leaf, Residual, Scaled, Sum, Term
+from collections.abc import Iterator
+
+from blockc.language.algebra import Chain, Leaf, Residual, Scaled, Sum, Term, leaves_of
+from blockc.language.parts import Mlp
+from blockc.language.parts.experts import Experts
 
 Box = list[str]  # lines of one width; a value comes in at the left of the first and leaves at its right
 
@@ -12,6 +16,22 @@ PRIMES = 3  # x, x', x'', x'''; then x(4), as in the table of matrices
 def draw_block(layer: Chain) -> str:
     """The term from top to bottom; x, x', x'' name the stream after 0, 1, 2 additions."""
     return "\n".join(line.rstrip() for line in _Drawing().draw(layer))
+
+
+def draw_experts(layer: Chain) -> Iterator[str]:
+    """Each mixture of experts of a layer, from left to right, under its label."""
+    for leaf in leaves_of(layer):
+        if isinstance(leaf.part, Mlp) and leaf.part.experts:
+            yield "\n".join(line.rstrip() for line in (leaf.label, *_experts_box(leaf.part.experts)))
+
+
+def _experts_box(experts: Experts) -> Box:
+    routed = f"──→ router ──→ {experts.active} of {experts.count:,} experts, weighed "
+    if not experts.shared:
+        return [f"{routed}──→"]
+    gate = " times its gate" if experts.shared.gate else ""
+    forked = _fork([[routed], [f"──→ shared{gate} "]])
+    return _join_boxes(forked, ["──→"])
 
 
 def stream_name(additions: int) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from blockc.ir import Function, Node, Param, inline, is_call
+from blockc.ir import Function, Node, Param, inline, is_call, parameters_of
 from blockc.report.graph import (
     ONE_TOKEN,
     Graph,
@@ -50,6 +50,7 @@ class Parameters:
     before_layers: dict[str, int]
     after_layers: dict[str, int]
     per_kind: dict[str, LayerSizes]
+    buffers: int = 0  # numbers that are held and not learned
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ def count_parameters(graph: Graph) -> Parameters:
         before_layers=before,
         after_layers=after,
         per_kind=kinds,
+        buffers=sum(param.size - param.learned for param in parameters_of(graph.root).values()),
     )
 
 

@@ -10,7 +10,20 @@ from collections import Counter
 from dataclasses import dataclass, fields
 
 from blockc.ir import Function, Node, Param, Value, callee_of, inline, is_call
-from blockc.ops import Add, LatentAttention, Linear, MergeHeads, Mul, Rotary, Scale, Span, SplitHeads
+from blockc.ops import (
+    Add,
+    Experts,
+    LatentAttention,
+    Linear,
+    MergeHeads,
+    Mul,
+    Rotary,
+    Route,
+    Scale,
+    SigmoidGate,
+    Span,
+    SplitHeads,
+)
 from blockc.report.drawing import stream_name
 from blockc.report.figures import sizes_of_layer
 from blockc.report.graph import Graph, holds_scores, is_norm
@@ -39,6 +52,7 @@ class Block:
     parameters: int  # of the matrices
     norms: int
     biases: int
+    idle: int = 0  # parameters that one token does not use
 
 
 def blocks_of(graph: Graph) -> tuple[Block, ...]:
@@ -51,7 +65,8 @@ def blocks_of(graph: Graph) -> tuple[Block, ...]:
 
 def _make_block(layer: Function, kinds: dict[str, int]) -> Block:
     sizes = sizes_of_layer(layer)
-    return Block(kinds, _describe_parts(layer), matrices_of(layer), sizes.matrices, sizes.norms, sizes.biases)
+    parts, matrices = _describe_parts(layer), matrices_of(layer)
+    return Block(kinds, parts, matrices, sizes.matrices, sizes.norms, sizes.biases, sizes.idle)
 
 
 def _describe_parts(layer: Function) -> dict[str, str]:
@@ -80,7 +95,7 @@ def matrices_of(layer: Function) -> tuple[Matrix, ...]:
         Matrix(
             label=param.name.removesuffix(".weight"),
             shape=param.shape,
-            receives=reading.describe_input(n),
+            receives=reading.describe_input(n, param),
             produces=reading.describe_output(n, param),
             parameters=param.size,
             share=param.size / whole,
@@ -100,8 +115,9 @@ class _BlockReader:
         self.levels[stream[0]], self.texts[stream[0]] = 0, "x"
         self.users: dict[Value, list[tuple[Node, int]]] = {}
         for n in function.nodes:
-            self.levels[n[0]] = self._level(n)
-            self.texts[n[0]] = self._text(n)
+            values = [n[i] for i in range(len(n.types))]
+            self.levels |= dict.fromkeys(values, self._level(n))
+            self.texts |= dict.fromkeys(values, self._text(n))
             for i, value in enumerate(n.inputs):
                 self.users.setdefault(value, []).append((n, i))
 
@@ -132,14 +148,18 @@ class _BlockReader:
             case _:
                 return f"{'norm' if is_norm(n) else n.op.name}({', '.join(operands)})"
 
-    def describe_input(self, n: Node) -> str:
+    def describe_input(self, n: Node, param: Param) -> str:
         """Matrices of the same part by their short names: silu(gate) * up."""
+        if isinstance(n.op, Experts) and _short_name(param) == "down":
+            return n.op.formula
         return re.sub(rf"\b{re.escape(_part_of(n))}\.", "", self.texts[n.inputs[0]])
 
     def describe_output(self, matrix: Node, param: Param) -> str:
         """What a matrix produces: follows the first reader of each value until one shows what it is for."""
         if isinstance(matrix.op, LatentAttention):
             return _made_text(matrix.op, param)
+        if isinstance(matrix.op, Experts) and _short_name(param) != "down":
+            return _short_name(param)
         value, heads, bent = matrix[0], None, False
         while users := self.users.get(value):
             user, operand = users[0]
@@ -149,6 +169,10 @@ class _BlockReader:
                 return "stream edit"
             if isinstance(user.op, Mul):
                 return "gate" if bent else "up"
+            if isinstance(user.op, Route):
+                return f"{user.op.count:,} logits"
+            if isinstance(user.op, SigmoidGate) and operand == 1:
+                return "gate"
             if any(param.role == "matrix" for param in user.params):
                 return "hidden units" if _part_of(user) == _part_of(matrix) else "new stream"
             heads = user.op if isinstance(user.op, SplitHeads) else heads
@@ -171,3 +195,7 @@ def _made_text(op: LatentAttention, param: Param) -> str:
 
 def _part_of(n: Node) -> str:
     return n.name.rpartition(".")[0]
+
+
+def _short_name(param: Param) -> str:
+    return param.name.rpartition(".")[2]

@@ -15,7 +15,7 @@ import yaml
 from blockc.language.algebra import Decoder, canonical_form
 from blockc.language.spec import Spec
 from blockc.report import Block, LayerSizes, Report, Storage
-from blockc.report.drawing import draw_block
+from blockc.report.drawing import draw_block, draw_experts
 from blockc.report.expect import count_layers, group_by_size
 
 Row = Sequence[str]
@@ -28,8 +28,9 @@ def report_text(spec: Spec, decoder: Decoder, report: Report) -> str:
     """One model: its blocks, their matrices, then parameters, FLOPs and memory."""
     parts = [_title(spec, report)]
     for block in report.matrices:
-        drawn = _indent(draw_block(_layer_term(decoder, block)))
-        parts += [_block_title(block, report), drawn, _legend_text(block), _matrices_text(block)]
+        layer = _layer_term(decoder, block)
+        drawn = [_indent(each) for each in (draw_block(layer), *draw_experts(layer))]
+        parts += [_block_title(block, report), *drawn, _legend_text(block), _matrices_text(block)]
     parts += [_parameters_text(report), _flops_text(report), _memory_text(report)]
     parts += [] if report.storage is None else [_storage_text(report.storage, report)]
     return "\n\n".join(parts) + "\n"
@@ -126,7 +127,11 @@ def _matrices_text(block: Block) -> str:
         (m.label, " x ".join(f"{n:,}" for n in m.shape), m.receives, m.produces, f"{m.parameters:,}", f"{m.share:.1%}")
         for m in block.matrices
     ]
-    return _indent("\n".join(_table([head, *body, ("", "", "", "", f"{block.parameters:,}", "")], "<><<>>")))
+    body.append(("", "", "", "", f"{block.parameters:,}", ""))
+    if block.idle:
+        whole = block.parameters + block.norms + block.biases
+        body.append(("", "", "", "idle for a token", f"{block.idle:,}", f"{block.idle / whole:.1%}"))
+    return _indent("\n".join(_table([head, *body], "<><<>>")))
 
 
 # The figures
@@ -142,7 +147,9 @@ def _parameters_text(report: Report) -> str:
         lines += _layer_lines(sizes)
     lines += [(name, f"{n:,}", "") for name, n in p.after_layers.items()]
     total = "" if p.active == p.total else f"{p.active:,} active for one token"
-    return _section("Parameters", [*lines, ("total", f"{p.total:,}", total)])
+    lines.append(("total", f"{p.total:,}", total))
+    lines += [("buffers", f"{p.buffers:,}", "held, and not learned")] if p.buffers else []
+    return _section("Parameters", lines)
 
 
 def _layer_lines(sizes: LayerSizes) -> list[Row]:

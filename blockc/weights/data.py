@@ -103,15 +103,17 @@ def _write_packed(plan: WeightPlan, path: Path, bad: dict[str, str], progress: P
         quantiser = Quantiser(rows, read, widths, plan.importance, hold=hold, carried=codes)
         for param, reference in plan.packed.items():
             data.put(bytes(reference.offset - data.end))
-            if param in plan.result.derived:
-                name, dtype = param, parameters_of(plan.result.function)[param].dtype
-                pieces = quantiser.pieces(plan.result.derived[param])
+            source, done = plan.sources.get(param), 0
+            if source is None or param in plan.result.derived:
+                dtype = parameters_of(plan.result.function)[param].dtype
+                pieces, source = quantiser.pieces(plan.result.derived[param]), None
             else:
-                name, dtype = plan.sources[param].name, plan.params[param].dtype
-                pieces = _read_pieces(plan.sources[param], plan.dtype)
+                dtype, pieces = plan.params[param].dtype, _read_pieces(source, plan.dtype)
             for piece in pieces:
                 if dtype not in INTEGERS:
+                    name = source.name_at(done) if source else param
                     _check_range(name, largest(piece), float_of(dtype, plan.dtype), bad)
+                done += piece.size
                 data.put(_convert(piece, dtype, plan.dtype).reshape(-1).view(np.uint8).data)
                 progress("packing weights", data.end, whole)
     return DataFile(data.end, data.digest.hexdigest())
@@ -128,10 +130,11 @@ def _read_source(sources: Mapping[str, ParameterSource], path: str, bad: dict[st
 
 def _read_checked(sources: Mapping[str, ParameterSource], path: str, bad: dict[str, str]) -> Iterator[Array]:
     """The same in pieces."""
-    source = sources[path]
+    source, done = sources[path], 0
     for piece in source.pieces():
         if source.rule.dtype not in INTEGERS:
-            _check_range(source.name, largest(piece), "fp32", bad)
+            _check_range(source.name_at(done), largest(piece), "fp32", bad)
+        done += piece.size
         yield piece
 
 

@@ -3,6 +3,8 @@
 link    the model points into the safetensors file; a tensor that the layout joins, transposes or permutes is packed
 pack    every tensor is streamed through the layout into model.onnx.data, in one float type, each at the start of a page
 
+A parameter of all experts is linked where one tensor has it as it is. Else it is packed, one expert after another.
+
 Passes derive parameters. A join of rows needs no bytes of its own: its parts are written side by side. Any other
 derived parameter is computed when it is written, in either mode, and a parameter that only such ones read is not
 written.
@@ -30,6 +32,7 @@ from blockc.layouts import Item, Layout, load_layout
 from blockc.weights.adapter import Adapter, Delta, deltas_of
 from blockc.weights.carry import Encoded, carried_blocks, coding_of, row_order
 from blockc.weights.checkpoint import Checkpoint, Tensor
+from blockc.weights.experts import StackedTensor, is_by_slices, split_slices, stack_experts
 from blockc.weights.quantise import Codes
 from blockc.weights.rules import (
     Match,
@@ -79,9 +82,15 @@ class ParameterSource:
         """The parameter's numbers in order, flat or whole."""
         if self.rule.plain and not self.deltas:
             yield from self.tensor.chunks()
+        elif is_by_slices(self.rule) and not self.deltas:
+            yield from split_slices(self.rule, self.tensor, self.part)
         else:
             own = split_tensor(self.rule, self.tensor.read())[self.part]
             yield sum((delta.read() for delta in self.deltas), own.astype(np.float32) if self.deltas else own)
+
+    def name_at(self, number: int) -> str:
+        """The tensor of the file that has this number of the parameter, counted flat."""
+        return self.tensor.name_at(number) if isinstance(self.tensor, StackedTensor) else self.name
 
     def read(self) -> Array:
         shape, done = self.rule.shapes[self.part], 0
@@ -242,34 +251,51 @@ def plan_weights(
     """
     chosen = checkpoint.layout or (load_layout(family) if family else _own_layout(function))
     match = match_tensors(rules(chosen, function, group_sizes(function)), checkpoint.tensors)
-    found = {
-        target: ParameterSource(name, checkpoint.tensors[name], rule, part)
-        for name, rule in match.rules.items()
-        if name in checkpoint.tensors and checkpoint.tensors[name].shape == rule.shape
-        for part, target in enumerate(rule.targets)
-    }
+    found = _find_sources(match, checkpoint)
     tied, unlike = _compare_ties(match, checkpoint, found)
     if faults := [*checkpoint.find_misfits(function, context), *match.faults, *unlike]:
         raise misfit_error(faults)
     added = _deltas_by_path(function, family, adapters)
     params = parameters_of(function)
     sources = {path: _add_deltas(found[path], added.get(path, ())) for path in params}
-    notes = [*checkpoint.notes, *_note_dropped(match.dropped, checkpoint)]
+    notes = [*checkpoint.notes, *_note_dropped(match, checkpoint)]
     notes += [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
     if mode != "pack" and not checkpoint.files:
         mode, notes = "pack", [*notes, "encoded weights cannot be linked: packed"]
     if mode is None and (stranger := _find_foreign_type(sources.values(), dtype)):
         mode, notes = "pack", [*notes, f"the checkpoint is in {stranger}, and the model computes in {dtype}: packed"]
+    if mode is None and any(len(params[path].shape) > 2 and not each.linkable for path, each in sources.items()):
+        mode, notes = "pack", [*notes, "the checkpoint does not have all experts of a parameter as one tensor: packed"]
     return WeightPlan(params, sources, checkpoint, mode or "link", dtype, PassResult(function), tuple(notes))
 
 
-def _note_dropped(dropped: Mapping[str, str], checkpoint: Checkpoint) -> list[str]:
-    """A note on the tensors of a larger model that are not of its language model."""
-    if not dropped:
-        return []
-    towers = " and ".join(dict.fromkeys(dropped.values()))
-    size = sum(_size_of(checkpoint.tensors[name]) for name in dropped)
-    return [f"only the language model is taken: {len(dropped)} tensors of {towers}, {size:,} bytes, are left out"]
+def _find_sources(match: Match, checkpoint: Checkpoint) -> dict[str, ParameterSource]:
+    """The source of each parameter whose tensors are there, in their shape."""
+    found: dict[str, ParameterSource] = {}
+    experts: dict[str, list[tuple[str, Rule, Tensor]]] = {}
+    for name, rule in match.rules.items():
+        tensor = checkpoint.tensors.get(name)
+        if tensor is None or tensor.shape != rule.shape:
+            continue
+        for part, target in enumerate(rule.targets):
+            if rule.expert is None:
+                found[target] = ParameterSource(name, tensor, rule, part)
+            else:
+                experts.setdefault(target, []).append((name, rule, tensor))
+    for target, slices in experts.items():
+        if len(slices) == slices[0][1].experts:  # else one is missing, which is told
+            stacked, rule = stack_experts(slices)
+            found[target] = ParameterSource(stacked.names[0], stacked, rule, 0)
+    return found
+
+
+def _note_dropped(match: Match, checkpoint: Checkpoint) -> Iterator[str]:
+    """A note on the tensors of a larger model that are not of its language model, and one on layers after the last."""
+    for dropped, why in ((match.dropped, "only the language model is taken: "), (match.beyond, "")):
+        if dropped:
+            whose = " and ".join(dict.fromkeys(dropped.values()))
+            size = sum(_size_of(checkpoint.tensors[name]) for name in dropped)
+            yield f"{why}{len(dropped)} tensors of {whose}, {size:,} bytes, are left out"
 
 
 def _size_of(tensor: Tensor) -> int:

@@ -3,7 +3,8 @@
     file tensor = transpose(join of the parameters)        parameters = parts of transpose(file tensor)
 
 `patterns` picks the items of a layout that hold for a function, and `rules` expands them to one rule for each tensor of
-the file. `unpack` reads a checkpoint through the rules; `pack` is its inverse. Parameters have paths, tensors names.
+the file. `unpack` reads a checkpoint through the rules; `pack` is its inverse. Parameters have paths, tensors names. A
+file may have the slices of a parameter along axis 0 as tensors of their own, one for each expert.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,16 +22,19 @@ import numpy as np
 from blockc.basics.errors import CheckpointError, escape, shorten
 from blockc.basics.floats import INTEGERS
 from blockc.ir import Array, Dtype, Function, Node, Param, callee_of, functions_of, layers_of, parameters_of
-from blockc.layouts import Item, Layout, LayoutError
+from blockc.layouts import HEADS, Item, Layout, LayoutError
 from blockc.layouts.wrapper import Spelling, load_wrapper
-from blockc.ops import Attention, LatentAttention, Rotary, RotaryInterleaved
+from blockc.ops import Attention, Experts, LatentAttention, Rotary, RotaryInterleaved
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A layout's item for one function: `groups` is a number, and {i} runs over `layers` (empty outside the layers)."""
+    """A layout's item for one function: `groups` is a number, and {i} runs over `layers` (empty outside the layers).
+
+    {e} in the name runs over axis 0 of the parameter.
+    """
 
     name: str
     targets: tuple[str, ...]
@@ -41,6 +45,10 @@ class Pattern:
     permuted: int = 0  # heads whose rows the file has interleaved
     plus: float = 0.0  # what the file has added to a gain
 
+    @property
+    def by_expert(self) -> bool:
+        return "{e}" in self.name
+
 
 @dataclass(frozen=True)
 class Patterns:
@@ -50,6 +58,8 @@ class Patterns:
     tied: Mapping[str, str]
     ignored: Mapping[str, str]
     prefixes: tuple[str, ...]
+    beyond: Mapping[str, str]
+    depth: int
 
     def __iter__(self) -> Iterator[Pattern]:
         return iter(self.each)
@@ -63,7 +73,10 @@ class Patterns:
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of the file: its targets, each seen as [groups, n / groups] along the axis, joined group by group."""
+    """One tensor of the file: its targets, each seen as [groups, n / groups] along the axis, joined group by group.
+
+    With `expert`, the tensor is that slice of its target along axis 0, of `experts`; `shapes` is then of the slice.
+    """
 
     name: str
     targets: tuple[str, ...]
@@ -74,6 +87,13 @@ class Rule:
     permuted: int = 0  # heads whose rows the file has interleaved, where rope turns halves
     plus: float = 0.0  # what the file has added to a gain
     dtype: Dtype = "float"
+    expert: int | None = None
+    experts: int = 0
+
+    @property
+    def wholes(self) -> tuple[Shape, ...]:
+        """The shapes of the parameters."""
+        return self.shapes if self.expert is None else tuple((self.experts, *shape) for shape in self.shapes)
 
     @property
     def joined(self) -> Shape:
@@ -94,7 +114,7 @@ class Rule:
 
     @property
     def plain(self) -> bool:
-        """Whether the file has the parameter's own numbers, under another name."""
+        """Whether the file has the numbers of the parameter, or of its slice, as they are."""
         return len(self.targets) == 1 and not self.transposed and not self.permuted and not self.plus
 
 
@@ -113,7 +133,7 @@ class Rules:
 
 
 def group_sizes(function: Function) -> dict[str, int]:
-    """heads, kv_heads and head_dim; each only if all attentions of the function agree on it.
+    """heads, kv_heads and head_dim, and mlp_width of experts; each only if all parts of the function agree on it.
 
     Heads of latent attention have several sizes, and head_dim is what divides them all.
     """
@@ -131,6 +151,8 @@ def _sizes_of(n: Node) -> dict[str, int | None]:
             return {"heads": heads, "kv_heads": kv_heads, "head_dim": n.inputs[0].type.shape[-1].value}
         case LatentAttention(heads, nope=nope, rope=rope, v_dim=v_dim):
             return {"heads": heads, "kv_heads": heads, "head_dim": math.gcd(nope, rope, v_dim)}
+        case Experts(width=width):
+            return {"mlp_width": width}
         case _:
             return {}
 
@@ -154,7 +176,7 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
             if not absent:
                 spots.append(i)
             elif len(absent) < len(targets):
-                faults.append(f"{item.name.format(i=i)} joins {', '.join(targets)}: no parameter {', '.join(absent)}")
+                faults.append(f"{_of_layer(item.name, i)} joins {', '.join(targets)}: no parameter {', '.join(absent)}")
         if spots:
             permuted_by = item.permute_rope if neighbours != {True} else None
             unit = item if permuted_by is None else replace(item, groups=permuted_by)
@@ -174,7 +196,13 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
     faults.extend(f"{name} is tied to {to}, which is no parameter" for name, to in tied.items() if to not in params)
     if faults:
         raise LayoutError("\n  ".join([f"the layout {layout.name} does not fit:", *shorten(faults)]))
-    return Patterns(tuple(held), tied, layout.ignored, layout.prefixes)
+    depth = sum(map(len, alike.values()))
+    return Patterns(tuple(held), tied, layout.ignored, layout.prefixes, layout.beyond, depth)
+
+
+def _of_layer(name: str, i: int) -> str:
+    """A pattern's name in layer i, still with the place of the expert's number."""
+    return name.replace("{i}", str(i))
 
 
 def _group_layers(function: Function) -> dict[int, list[int]]:
@@ -201,7 +229,7 @@ def _rope_pairings(function: Function) -> set[bool]:
 def _count_names(held: Iterable[Pattern]) -> tuple[Counter[str], Counter[str]]:
     """How many patterns cover each name of the file, and each parameter."""
     spots = [(pattern, i) for pattern in held for i in pattern.layers or (0,)]
-    names = Counter(pattern.name.format(i=i) for pattern, i in spots)
+    names = Counter(_of_layer(pattern.name, i) for pattern, i in spots)
     return names, Counter(target.format(i=i) for pattern, i in spots for target in pattern.targets)
 
 
@@ -212,17 +240,19 @@ def _count_groups(
     word = item.groups
     if word == 1 and len(item.targets) == 1:
         return 1, []
-    if isinstance(word, str) and not sizes.keys() >= {word, "head_dim"}:
-        return 1, [f"{item.name} is packed by {word}, which differs between attentions here"]
+    if isinstance(word, str) and not sizes.keys() >= ({word, "head_dim"} if word in HEADS else {word}):
+        return 1, [
+            f"{item.name} is packed by {word}, which differs between {'attentions' if word in HEADS else 'MLPs'} here"
+        ]
     groups = sizes[word] if isinstance(word, str) else word
-    unit = groups * (sizes["head_dim"] if isinstance(word, str) else 1)  # a group of heads holds whole heads
+    unit = groups * (sizes["head_dim"] if word in HEADS else 1)  # a group of heads holds whole heads
     faults: list[str] = []
     for i in spots:
         shapes = {target: params[target].shape for target in (target.format(i=i) for target in item.targets)}
         across = {(*shape[: item.axis], *shape[item.axis + 1 :]) for shape in shapes.values()}
         if len(across) > 1 or any(len(shape) <= item.axis or shape[item.axis] % unit for shape in shapes.values()):
             parts = ", ".join(f"{target} {shape}" for target, shape in shapes.items())
-            faults.append(f"{item.name.format(i=i)}: no {groups} groups along axis {item.axis} of {parts}")
+            faults.append(f"{_of_layer(item.name, i)}: no {groups} groups along axis {item.axis} of {parts}")
     return groups, faults
 
 
@@ -235,17 +265,32 @@ def rules(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Rules
             targets = tuple(target.format(i=i) for target in p.targets)
             shapes = tuple(params[target].shape for target in targets)
             dtype = params[targets[0]].dtype
-            name = p.name.format(i=i)
-            made.append(Rule(name, targets, p.groups, p.axis, p.transpose, shapes, p.permuted, p.plus, dtype))
+            name = _of_layer(p.name, i)
+            if p.by_expert:
+                made.extend(_expert_rules(name, targets, shapes, dtype))
+            else:
+                made.append(Rule(name, targets, p.groups, p.axis, p.transpose, shapes, p.permuted, p.plus, dtype))
     return Rules(tuple(made), held)
+
+
+def _expert_rules(name: str, targets: tuple[str, ...], shapes: tuple[Shape, ...], dtype: Dtype) -> Iterator[Rule]:
+    """A rule for each slice along axis 0 of a parameter, whose number stands at {e} in the name."""
+    before, after = name.split("{e}")
+    count, slices = shapes[0][0], (shapes[0][1:],)
+    for e in range(count):
+        yield Rule(f"{before}{e}{after}", targets, 1, 0, False, slices, dtype=dtype, expert=e, experts=count)
 
 
 def pack(rules: Rules, params: Mapping[str, Array]) -> dict[str, Array]:
     """Turns parameters by path into the file's tensors by name: the inverse of `unpack`. Raises CheckpointError."""
-    wanted = {to: (shape, rule.dtype) for rule in rules for to, shape in zip(rule.targets, rule.shapes, strict=True)}
+    wanted = {to: (shape, rule.dtype) for rule in rules for to, shape in zip(rule.targets, rule.wholes, strict=True)}
     if faults := [*_find_misfits(wanted, params), *_extra_faults(name for name in params if name not in wanted)]:
         raise CheckpointError("\n  ".join(["the parameters do not fit the layout:", *shorten(faults)]))
-    return {rule.name: _join(rule, [params[target] for target in rule.targets]) for rule in rules}
+    return {rule.name: _join(rule, [_slice(params[target], rule) for target in rule.targets]) for rule in rules}
+
+
+def _slice(whole: Array, rule: Rule) -> Array:
+    return whole if rule.expert is None else whole[rule.expert]
 
 
 def _join(rule: Rule, parts: list[Array]) -> Array:
@@ -280,7 +325,12 @@ def unpack(rules: Rules, tensors: Mapping[str, Array]) -> dict[str, Array]:
     params: dict[str, Array] = {}
     for name, rule in match.rules.items():
         if name in tensors and tensors[name].shape == rule.shape:
-            params.update(zip(rule.targets, split_tensor(rule, tensors[name]), strict=True))
+            parts = split_tensor(rule, tensors[name])
+            for target, part, whole in zip(rule.targets, parts, rule.wholes, strict=True):
+                if rule.expert is None:
+                    params[target] = part
+                else:
+                    params.setdefault(target, np.empty(whole, part.dtype))[rule.expert] = part
     for name, target in match.tied.items():
         if target in params and not np.array_equal(tensors[name], params[target]):
             faults.append(untied_fault(name, target))
@@ -303,13 +353,15 @@ class Shaped(Protocol):
 class Match:
     """The rules by a checkpoint's own names, its tensors that are tied to a parameter, and all that does not fit.
 
-    `dropped` has the tensors that are not of the language model, each with the tower that it belongs to.
+    `dropped` has the tensors that are not of the language model, each with the tower that it belongs to; `beyond` those
+    of layers after the last one, each with what its layer is.
     """
 
     rules: Mapping[str, Rule]
     tied: Mapping[str, str]
     faults: tuple[str, ...]
     dropped: Mapping[str, str]
+    beyond: Mapping[str, str]
 
 
 def match_tensors(rules: Rules, tensors: Mapping[str, Shaped]) -> Match:
@@ -321,9 +373,20 @@ def match_tensors(rules: Rules, tensors: Mapping[str, Shaped]) -> Match:
     wanted = {name: (rule.shape, rule.dtype) for name, rule in named.items()}
     left = list(_find_unmatched(tensors, {*named, *tied}, held, spelled))
     dropped = load_wrapper().towers_of(left) if spelled.wrapped else {}
-    faults = [*_find_misfits(wanted, tensors), *_extra_faults(name for name in left if name not in dropped)]
+    beyond = dict(_find_beyond(left, held, spelled))
+    others = (name for name in left if name not in dropped and name not in beyond)
+    faults = [*_find_misfits(wanted, tensors), *_extra_faults(others)]
     ties = {name: target for name, target in tied.items() if name in tensors and name not in named}
-    return Match(named, ties, tuple(faults), dropped)
+    return Match(named, ties, tuple(faults), dropped, beyond)
+
+
+def _find_beyond(names: Sequence[str], held: Patterns, spelling: Spelling) -> Iterator[tuple[str, str]]:
+    """(Tensor, what its layer is) for the layers after the last one that the layout knows by one of their tensors."""
+    for mark, what in held.beyond.items():
+        before, after = map(re.escape, spelling(mark).split("{i}"))
+        found = (re.fullmatch(rf"({before}([0-9]+)\.){after.removeprefix(re.escape('.'))}", name) for name in names)
+        layers = tuple(each[1] for each in found if each and int(each[2]) >= held.depth)
+        yield from ((name, what) for name in names if name.startswith(layers))
 
 
 def _rename_tied(named: Mapping[str, Rule], tied: Mapping[str, str], tensors: Mapping[str, Shaped]) -> dict[str, Rule]:
@@ -393,12 +456,12 @@ def random_parameters(function: Function, seed: int) -> dict[str, Array]:
     They are float32 numbers in float64 arrays, so that every backend reads the same. They depend only on the path and
     the seed; NumPy promises that RandomState's stream does not change.
     """
-    return {path: _draw(param, zlib.crc32(path.encode()) ^ seed) for path, param in parameters_of(function).items()}
+    return {path: draw_parameter(path, param, seed) for path, param in parameters_of(function).items()}
 
 
-def _draw(param: Param, seed: int) -> Array:
+def draw_parameter(path: str, param: Param, seed: int) -> Array:
     """A random parameter; integers are drawn from all values of their type."""
-    generator = np.random.RandomState(seed & 0xFFFFFFFF)
+    generator = np.random.RandomState((zlib.crc32(path.encode()) ^ seed) & 0xFFFFFFFF)
     if param.dtype == "bool":
         return generator.randint(2, size=param.shape).astype(bool)
     if param.dtype in INTEGERS:

@@ -137,15 +137,14 @@ class Mlp(Part):
 
     def _expand_experts(self, experts: Experts, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
         inner = Scope(scope.width)
-        read, act = inner.x[0], self._act
+        read = inner.x[0]
         gated = self.type == CLAMPED or TYPES[self.type][1]
         router = Linear(scope.width, experts.count, bool(experts.router.bias))
         logits = apply(router, read, name="router", place=place)
         route = node(experts.route, logits, name="route", place=place)
-        op = ExpertsOp(experts.count, scope.width, self.width, act, gated, self.bias)
+        op = ExpertsOp(experts.count, scope.width, self.width, self._act, gated, self.bias)
         y = apply(op, read, route[0], route[1], name="experts", place=place)
-        formula = f"{act.name}(gate x) * up x" if gated else f"{act.name}(up x)"
-        formula = f"{act.name}(gate x, up x)" if self.type == CLAMPED else formula
+        formula = op.formula.replace("gate", "gate x").replace("up", "up x")
         doc = f"{experts.active} of {experts.count} experts, each down({formula}), {self.width} wide"
         if experts.shared:
             one = self.model_copy(update={"width": experts.shared.width, "experts": None})
