@@ -58,7 +58,6 @@ ALL: tuple[type[Op], ...] = (
     RotaryInterleaved,
     # attention
     SplitHeads, Attention, Sinks, SinkAttention, Span, LatentAttention, MergeHeads, Extend,
-    SplitHeads, Attention, Sinks, SinkAttention, MergeHeads, Extend,
     # experts
     Route, Experts, SigmoidGate,
     # the last tokens
