@@ -198,10 +198,9 @@ class Attention(Part):
         if len(set(self.bias)) < len(self.bias):
             yield Problem(BIAS_TWICE, ("bias",), "a matrix is named twice", "each of q, k, v, o at most once")
         yield from self._window_problems(context)
-        yield from (
-            self.latent.problems([key for key in UNDEFINED if getattr(self, key)], self.rope) if self.latent else ()
-        )
-        if self.rope:
+        of_latent = list(self._latent_problems())
+        yield from of_latent
+        if self.rope and not of_latent:
             turned = self.latent.rope_dim if self.latent else self.head_dim or width // self.heads
             for problem in self.rope.problems(turned, context):
                 yield problem.under("rope")
@@ -216,6 +215,11 @@ class Attention(Part):
         if self.alibi and not self.causal:
             yield Problem(ALIBI, ("alibi",), "alibi looks back, and causal: false looks both ways", "no alibi",
                           also=(("causal", ("causal",)),))  # fmt: skip
+
+    def _latent_problems(self) -> Iterator[Problem]:
+        if self.latent is not None:
+            said = [key for key in UNDEFINED if getattr(self, key)]
+            yield from self.latent.problems(said, self.rope)
 
     def _inert_problems(self) -> Iterator[Problem]:
         """What is said of keys and values that this attention does not make."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from blockc.diagnostics.meaning import LATENT
+from blockc.diagnostics.meaning import LATENT, ROPE_ODD
 from blockc.ir import Value, apply
 from blockc.language.parts.base import Model, OrNone, Problem, Scope
 from blockc.language.parts.numbers import Epsilon, Positive
@@ -70,6 +70,9 @@ class Latent(Model):
         also = (("latent", ("latent",)),)
         for key in (key for key in UNDEFINED if key in said):
             yield Problem(LATENT, (key,), f"{key} is not defined for latent attention", f"no {key}", also=also)
+        if self.rope_dim % 2:
+            place = ("latent", "rope_dim")
+            yield Problem(ROPE_ODD, place, "rope turns pairs", "an even number", str(self.rope_dim))
         if rope is None:
             yield Problem(LATENT, ("latent",), "latent attention without rope", "a rope, which turns rope_dim numbers")
             return
