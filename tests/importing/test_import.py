@@ -122,6 +122,8 @@ WRITTEN = {
     "codegen-350m": "Salesforce/codegen-350M-mono",
     "command-r-35b": "CohereForAI/c4ai-command-r-v01",
     "command-r7b": "CohereForAI/c4ai-command-r7b-12-2024",
+    "deepseek-v2-lite": "deepseek-ai/DeepSeek-V2-Lite",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
     "ernie4.5-0.3b": "baidu/ERNIE-4.5-0.3B-PT",
     "falcon-40b": "tiiuae/falcon-40b",
     "falcon-7b": "tiiuae/falcon-7b",
@@ -200,6 +202,10 @@ def test_what_transformers_saves_of_a_twin_is_the_twin(name: str) -> None:
     if config["model_type"] == "bloom":  # which says no context
         config["seq_length"] = twin.top.context
     long = override(tree(config), f"context={twin.top.context}")  # which a twin's yarn reaches beyond
+    keys = resolve_spec(twin)["attention"]
+    if "latent" in keys:  # whose scale a file says by m in (0.1 m ln factor + 1) ^ 2
+        assert to_plain(long)["attention"]["scale"] == pytest.approx(keys["scale"], rel=1e-9)
+        long = override(long, f"attention.scale={keys['scale']!r}")
     assert meaning(from_tree(long)) == meaning(twin)
 
 
