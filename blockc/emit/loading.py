@@ -45,7 +45,8 @@ def plan_loading(checkpoint: str | None, function: Function) -> Loading:
     exact = next((param.name.rpartition(".")[2] for param in params if param.dtype == "float32"), "")
     if checkpoint is None:
         tied = dict(ties_of(function))
-        helpers = ("open_tensors", *(["without_tied"] if tied else []), "renamed")
+        optional = {"without_tied": tied, "moved": exact}
+        helpers = ("open_tensors", *(helper for helper, wanted in optional.items() if wanted), "renamed")
         return Loading(
             "own", "", helpers, "under the names of its parameters", tied=tied, integers=integers, exact=exact
         )
@@ -63,6 +64,7 @@ def plan_loading(checkpoint: str | None, function: Function) -> Loading:
         "without_tied": held.tied,
         "without_further_layers": held.beyond,
         "load_experts": of_experts,
+        "moved": exact,
     }
     return Loading(
         read,

@@ -64,7 +64,9 @@ def shape_text(type_: Type) -> str:
 
 
 def fit(target: str, text: str, comment: str) -> str:
-    return _break_line(text, LINE - len(f"        {target} =   # {comment}"))
+    """The text, on several lines where `target = text  # comment` does not fit on one."""
+    behind = f"  # {comment}" if comment else ""
+    return _break_line(text, LINE - len(f"        {target} = {behind}"))
 
 
 def _break_line(text: str, room: int) -> str:

@@ -18,7 +18,7 @@ from blockc.emit.body import Body
 from blockc.emit.kinds import choice_text, condition_text
 from blockc.emit.loading import Loading, layers_text, ties_of
 from blockc.emit.plan import ModulePlan, plan_module
-from blockc.emit.statements import LINE, Statement, is_laid_by_hand
+from blockc.emit.statements import LINE, Statement, fit, is_laid_by_hand
 from blockc.graph.contract import LOGITS, POSITIONS, Contract, StatePort, contract_of
 from blockc.ir import (
     Function,
@@ -248,7 +248,7 @@ def _make_declarations(function: Function, whole: ModulePlan) -> Iterator[Declar
             switch = whole.kinds.switch_of(callee_of(n))
             yield Declaration(n.name, f"{callee_of(n).name}({switch.word if switch else ''})")
         elif (text := n.op.declares()) is not None:
-            yield Declaration(n.name, text)
+            yield Declaration(n.name, fit(f"self.{n.name}", text, ""))
 
 
 def _layer_list_text(calls: Sequence[Node], whole: ModulePlan) -> str:

@@ -22,11 +22,13 @@ Beside <key>, a value may be
     {tile: [a, b]}                                         a value for each layer, these in turn
     {every: n, last: a, others: b}                         a for each n-th layer
     {until: n, before: a, after: b}                        a for the first n layers
+    {at: [n, m], here: a, others: b}                       a for the layers of these numbers, from 0
     {runs: [[[a, b], n]]}                                  a and b, n times
     {joined: [a, b]}                                       the words of two lists as a_b, a layer each; none is left out
 
-`none` leaves a key of the spec out. A table or a condition on a list is applied to each of its values. In `layers`,
-`each` is the kind of each layer. What all model types have in common is read from _common.yaml.
+a and b of a few layers may be lists, with a value for each. `none` leaves a key of the spec out. A table or a condition
+on a list is applied to each of its values. In `layers`, `each` is the kind of each layer. What all model types have in
+common is read from _common.yaml.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "tile": (),
     "every": ("last", "others"),
     "until": ("before", "after"),
+    "at": ("here", "others"),
     "runs": (),
     "joined": (),
 }

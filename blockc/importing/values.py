@@ -291,9 +291,12 @@ class ConfigReader:
             case "tile", SequenceNode(items=items_):
                 items = [items_[i % len(items_)] for i in layers]
             case "every", _ if n:
-                items = [parts["others"] if (i + 1) % n else parts["last"] for i in layers]
+                items = [_at_layer(parts["others" if (i + 1) % n else "last"], i) for i in layers]
             case "until", _ if isinstance(count, int):
-                items = [parts["before"] if i < count else parts["after"] for i in layers]
+                items = [_at_layer(parts["before" if i < count else "after"], i) for i in layers]
+            case "at", SequenceNode() as listed:
+                here = {to_plain(each) for each in listed.items}
+                items = [_at_layer(parts["here" if i in here else "others"], i) for i in layers]
             case "runs", SequenceNode() as listed:
                 items = list(self._runs(listed))
             case "joined", SequenceNode(items=(SequenceNode() as one, SequenceNode() as other)):
@@ -327,6 +330,11 @@ class ConfigReader:
                     yield from once * n
                 case _:
                     self.wrong(CONFIG_VALUE, run.place, "not a run of layers", "[[a, b], n]", _value_text(run))
+
+
+def _at_layer(value: Tree, i: int) -> Tree:
+    """A value, or that of layer i in a list of them."""
+    return value.items[i] if isinstance(value, SequenceNode) and i < len(value.items) else value
 
 
 def _arithmetic(word: str, numbers: list[Fraction]) -> int | float:

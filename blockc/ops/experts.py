@@ -5,6 +5,7 @@ B rows, S tokens, E experts, k of them for a token, W numbers of the stream, F n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -61,8 +62,8 @@ class Groups:
 class Route(Op):
     """s = softmax(x) or sigmoid(x); e = the k experts with the highest s + b; w = s[e] (/ sum of s[e]) * scale
 
-    logits x (B, S, E) -> chosen experts (B, S, k), weights (B, S, k), the highest choice first. b is the selection bias,
-    a buffer (E) that chooses and does not weigh. With `groups`, only experts of the best groups are chosen.
+    logits x (B, S, E) -> chosen experts (B, S, k) and their weights (B, S, k), the highest choice first. b is the
+    selection bias, a buffer (E) that chooses and does not weigh. With `groups`, only experts of the best are chosen.
     Source: Shazeer et al. 2017; groups and bias: DeepSeek-AI 2024.
     """
 
@@ -141,11 +142,11 @@ class Route(Op):
     @property
     def helpers(self) -> tuple[str, ...]:
         bias = ("selection_bias",) if self.selection_bias else ()
-        return (*bias, "route_in_groups" if self.groups else "route")
+        return ("at_least_fp32", *bias, "route_in_groups" if self.groups else "route")
 
     def torch(self, me: str, *args: str) -> str:
         made = "softmax(dim=-1)" if self.scores == "softmax" else "sigmoid()"
-        said = [f"{args[0]}.float().{made}", f"active={self.active}", f"normalise={self.normalise}"]
+        said = [f"at_least_fp32({args[0]}).{made}", f"active={self.active}", f"normalise={self.normalise}"]
         said += [f"scale={number_text(self.scale)}"] if self.scale != 1 else []
         said += [f"bias={me}.selection_bias"] if self.selection_bias else []
         if self.groups is None:
@@ -293,7 +294,7 @@ class Experts(Op):
 
     def declares(self) -> str | None:
         sizes = f"{self.count}, {self.inputs}, {self.width}"
-        bias = f", bias={self.bias!r}" if self.bias else ""
+        bias = f", bias=[{', '.join(map(json.dumps, self.bias))}]" if self.bias else ""
         return f"{self.module}({sizes}, {self._act_text()}{bias})"
 
     @property
@@ -311,7 +312,7 @@ class Experts(Op):
     def helpers(self) -> tuple[str, ...]:
         name = self._act_text()
         act = self.act.helpers if self.paired else () if "F." in name else (name,)
-        return (*act, "expert_linear", "experts" if self.gated else "plain_experts")
+        return (*act, "expert_linear", "expert_mlps" if self.gated else "plain_expert_mlps")
 
     def torch(self, me: str, *args: str) -> str:
         return f"{me}({', '.join(args)})"

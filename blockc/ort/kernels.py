@@ -40,6 +40,7 @@ KERNELS: Mapping[Provider, Mapping[str, frozenset[FloatType]]] = {
         "FastGelu": _FP32,
         "MatMulNBits": _IEEE,
         "GatherBlockQuantized": _IEEE,
+        "MoE": _FP32,
     },
     "cuda": {
         "GroupQueryAttention": _HALF,

@@ -30,7 +30,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Fuse:
-    """The pass that fuses ops into a provider's own operators, for a float type, a padding and a step."""
+    """The pass that fuses ops into a provider's own operators, for a float type, weights, a padding and a step."""
 
     target: Target
 
@@ -39,7 +39,7 @@ class Fuse:
 
 
 def _fuse(target: Target) -> tuple[Pass, ...]:
-    own = Target(target.provider, target.dtype, padding=target.padding, step=target.step)
+    own = Target(target.provider, target.dtype, packed=target.packed, padding=target.padding, step=target.step)
     return () if target.provider is None else (Fuse(own),)
 
 

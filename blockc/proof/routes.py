@@ -124,6 +124,6 @@ def _find_choice(values: Arrays, name: str) -> Iterator[Array]:
 
 
 def _choose_alike(wanted: Array, got: Array, mask: Array) -> bool:
-    """Whether the same experts are chosen, in any order, where there is no padding. Some graphs have last tokens alone."""
+    """Whether the same experts are chosen, in any order, where there is no padding; of some graphs, by last tokens."""
     alike = np.sort(wanted, axis=-1) == np.sort(got, axis=-1)
     return bool((alike[mask == 1] if mask.shape == alike.shape[:2] else alike).all())

@@ -97,10 +97,10 @@ def _write_packed(plan: WeightPlan, path: Path, bad: dict[str, str], progress: P
     with path.open("wb", buffering=0) as file, _Ahead(file) as data:
         whole = max(reference.offset + reference.length for reference in plan.packed.values())
         read = partial(_read_source, plan.sources, bad=bad)
-        widths = {path: param.shape[-1] for path, param in plan.params.items() if param.shape}
+        shapes = {path: param.shape for path, param in plan.params.items()}
         rows, hold = partial(_read_checked, plan.sources, bad=bad), partial(round_to, dtype=plan.dtype)
         codes = partial(_read_codes, plan.sources, bad=bad)
-        quantiser = Quantiser(rows, read, widths, plan.importance, hold=hold, carried=codes)
+        quantiser = Quantiser(rows, read, shapes, plan.importance, hold=hold, carried=codes)
         for param, reference in plan.packed.items():
             data.put(bytes(reference.offset - data.end))
             source, done = plan.sources.get(param), 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,12 +14,13 @@ import numpy as np
 
 from blockc.ir import Array, Blocks
 from blockc.ir.columns import Columns, Turn
-from blockc.ir.derive import Derivation, Join, Quantise, Reshape
+from blockc.ir.derive import Derivation, Interleave, Join, Quantise, Reshape
 
 PIECE = 1 << 20  # numbers that a thread quantises before it hands them on
 PART = 1 << 16  # of these at a time: they stay in the processor's caches
 THREADS = min(4, os.cpu_count() or 1)
 AHEAD = 2 * THREADS  # pieces that are held at most
+KEPT = 1 << 25  # scales that are held from the codes until they are written; of more, codes are made twice
 FACTORS = (0.7, 0.775, 0.85, 0.925, 1.0, 1.075, 1.15)
 LEAST = 1e-6  # importance, of the mean: what no token used is stored as well as can be, too
 ALIKE = 16 / 15  # from this factor on no code of 4 bits is at an end, and either sign gives the same
@@ -42,7 +44,7 @@ class Quantiser:
 
     rows: Rows
     read: Callable[[str], Array]
-    widths: Mapping[str, int]  # of the last axis
+    shapes: Mapping[str, tuple[int, ...]]
     importance: Mapping[str, Array] = field(default_factory=dict[str, Array])
     hold: Callable[[Array], Array] = np.asarray
     carried: Carried = carry_nothing
@@ -55,6 +57,10 @@ class Quantiser:
                 yield from self._codes(path, blocks)
             case Quantise((str(path),), tensor, blocks):
                 yield from self._of_blocks(path, blocks, tensor)
+            case Quantise((Interleave(sources, 1),), tensor, blocks):
+                yield from take_turns([self.pieces(Quantise((source,), tensor, blocks)) for source in sources])
+            case Interleave((str(), *_) as sources, 1):
+                yield from take_turns([self._rows_below(str(source)) for source in sources])
             case Columns((Derivation() as source,)):
                 yield from derivation.pieces(self.pieces(source))
             case Turn((Derivation() as source,)):
@@ -67,25 +73,51 @@ class Quantiser:
             case _:
                 yield derivation.evaluate(self.read)
 
+    def _rows_below(self, path: str) -> Iterator[Array]:
+        """A parameter's numbers as rows, one for each place of its first two axes."""
+        return whole_rows(self.rows(path), math.prod(self.shapes[path][2:]))
+
     def _codes(self, path: str, blocks: Blocks) -> Iterator[Array]:
         kept: dict[str, list[Array]] = {"scales": [], "lows": []}
+        *before, width = self.shapes[path]
+        keeps = math.prod(before) * blocks.count(width) <= KEPT
+        for codes, scales, lows in self._quantise(path, blocks):
+            kept["scales"].extend([scales] if keeps else [])
+            kept["lows"].extend([] if lows is None or not keeps else [lows])
+            yield codes
+        if keeps:
+            self._kept[path, blocks] = kept
+
+    def _quantise(self, path: str, blocks: Blocks) -> Iterator[Codes]:
+        """Those that the source has, or new ones."""
         quantise = partial(quantise_rows, blocks=blocks, importance=self.importance.get(path), hold=self.hold)
         own = self.carried(path, blocks)
-        for codes, scales, lows in own or map_ahead(quantise, whole_rows(self.rows(path), self.widths[path])):
-            kept["scales"].append(scales)
-            kept["lows"].extend([] if lows is None else [lows])
-            yield codes
-        self._kept[path, blocks] = kept
+        return own or map_ahead(quantise, whole_rows(self.rows(path), self.shapes[path][-1]))
 
     def _of_blocks(self, path: str, blocks: Blocks, tensor: str) -> Iterator[Array]:
         """Scales or lows, which come to be with the codes."""
         if tensor not in self._kept.get((path, blocks), {}):
-            for _ in self._codes(path, blocks):
-                pass
+            yield from (
+                scales if tensor == "scales" or lows is None else lows
+                for _, scales, lows in self._quantise(path, blocks)
+            )
+            return
         kept = self._kept[path, blocks]
         yield from kept.pop(tensor)
         if not any(kept.values()):
             del self._kept[path, blocks]
+
+
+def take_turns(streams: Sequence[Iterator[Array]]) -> Iterator[Array]:
+    """Rows of several streams in turn, as many at a time as all have; their pieces may differ in length."""
+    held = [next(stream, None) for stream in streams]
+    while all(piece is not None for piece in held):
+        now = [piece for piece in held if piece is not None]
+        count = min(map(len, now))
+        yield np.stack([piece[:count] for piece in now], 1).reshape(-1, *now[0].shape[1:])
+        rest = zip(now, streams, strict=True)
+        held = [piece[count:] if len(piece) > count else next(stream, None) for piece, stream in rest]
+    assert not any(piece is not None for piece in held), "streams of as many rows"
 
 
 def whole_rows(pieces: Iterator[Array], width: int) -> Iterator[Array]:

@@ -6,7 +6,7 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """The experts with the highest scores and their weights: (B, S, E) -> (B, S, active) and (B, S, active).
 
-    A bias chooses and does not weigh. Weights stay in fp32.
+    A bias chooses and does not weigh.
     """
     choice = scores if bias is None else scores + bias
     experts = choice.topk(active, dim=-1).indices

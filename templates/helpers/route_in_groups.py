@@ -14,7 +14,7 @@ def route_in_groups(
 ) -> tuple[Tensor, Tensor]:
     """The experts with the highest scores within the best groups, and their weights: (B, S, E) -> (B, S, active) twice.
 
-    A group is as good as the sum of its `best` highest scores. A bias chooses and does not weigh. Weights stay in fp32.
+    A group is as good as the sum of its `best` highest scores. A bias chooses and does not weigh.
     """
     choice = (scores if bias is None else scores + bias).unflatten(-1, (groups, -1))
     kept = choice.topk(best, dim=-1).values.sum(dim=-1).topk(active_groups, dim=-1).indices

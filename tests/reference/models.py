@@ -26,7 +26,7 @@ from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import parse
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules
 from tests.paths import ROOT
-from tests.reference import decoders, inner, kin, placed, plain, scaled
+from tests.reference import decoders, inner, kin, mixtures, placed, plain, scaled
 from tests.reference.ropes import rope
 
 SPECS = ROOT / "specs"
@@ -85,7 +85,7 @@ def spec_of(keys: Keys) -> Spec:
 def transformers_model(config: Any, packed: Params, dtype: torch.dtype = torch.float64) -> Any:
     """The library's model, read from a checkpoint as one downloads it: nothing missing, nothing left over.
 
-    Attention is eager, since sdpa leaves out Gemma's cap.
+    Attention is eager, since sdpa leaves out Gemma's cap; experts are a loop, since the grouped form has no float64.
     """
     import transformers
     from safetensors.numpy import save_file
@@ -95,8 +95,9 @@ def transformers_model(config: Any, packed: Params, dtype: torch.dtype = torch.f
         save_file({n: np.asarray(a, np.float32, order="C") for n, a in packed.items()}, f"{folder}/model.safetensors")
         config.save_pretrained(folder)
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager", local_files_only=True, output_loading_info=True
-        )
+            folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager", local_files_only=True,
+            output_loading_info=True,
+        )  # fmt: skip
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
     return model.eval()
 
@@ -377,11 +378,14 @@ OUTSIDE = {
     "gemma3-4b": Outside("transformers", 5e-6, seed=74, config=placed.gemma3, family="gemma3"),
     "glm4-9b": Outside("transformers", 5e-6, seed=45, config=decoders.glm, family="glm"),
     "glm4-9b-0414": Outside("transformers", 5e-6, seed=46, config=decoders.glm4, family="glm"),
+    "glm4.5-air": Outside("transformers", 5e-6, seed=100, config=mixtures.glm4_moe, family="glm-moe"),
     "gpt-j-6b": Outside("transformers", 5e-6, seed=16, config=gptj, family="gpt-j"),
     "gpt-neo-125m": Outside("transformers", 5e-6, seed=47, config=decoders.gpt_neo, family="gpt-neo"),
+    "gpt-oss-20b": Outside("transformers", 5e-6, seed=101, config=mixtures.gpt_oss, family="gpt-oss"),
     "gpt2": Outside("transformers", 1e-11, seed=3, config=gpt2, family="gpt2"),
     "gpt3-175b": Outside("transformers", 1e-11, seed=4, config=gpt2, family="gpt2"),
     "granite3.0-8b": Outside("transformers", 5e-6, seed=63, config=scaled.granite, family="llama"),
+    "granite3.1-1b-a400m": Outside("transformers", 5e-6, seed=102, config=mixtures.granite_moe, family="granite-moe"),
     "helium1-preview-2b": Outside("transformers", 5e-6, seed=83, config=kin.helium, family="llama"),
     "hy-mt2-7b": Outside("transformers", 5e-6, seed=93, config=inner.hunyuan, family="hunyuan"),
     "internlm2-7b": Outside("numpy", 1e-11, seed=48, plain=plain.internlm2, family="internlm2"),
@@ -389,13 +393,16 @@ OUTSIDE = {
     "llama3-8b": Outside("transformers", 5e-6, seed=6, config=llama, family="llama"),
     "llama3.1-405b": Outside("transformers", 5e-6, seed=7, config=llama, family="llama"),
     "llama3.2-1b": Outside("transformers", 5e-6, seed=10, config=llama, family="llama"),
+    "minimax-m2": Outside("transformers", 5e-6, seed=103, config=mixtures.minimax_m2, family="mixtral"),
     "minitron-4b": Outside("transformers", 5e-6, seed=84, config=kin.nemotron, family="llama"),
     "mistral-7b": Outside("transformers", 5e-6, seed=11, config=mistral, family="llama"),
+    "mixtral-8x7b": Outside("transformers", 5e-6, seed=104, config=mixtures.mixtral, family="mixtral"),
     "mpt-7b": Outside("transformers", 5e-6, seed=72, config=placed.mpt, family="mpt"),
     "nanogpt": Outside("numpy", 1e-11, seed=49, plain=plain.nanogpt, family="nanogpt"),
     "olmo2-7b": Outside("transformers", 5e-6, seed=14, config=olmo2, family="olmo2"),
     "olmo1.7-7b": Outside("transformers", 5e-6, seed=64, config=scaled.olmo, family="llama"),
     "olmo3-7b": Outside("transformers", 5e-6, seed=75, config=placed.olmo3, family="olmo2"),
+    "olmoe-1b-7b": Outside("transformers", 5e-6, seed=105, config=mixtures.olmoe, family="qwen-moe"),
     "opt-125m": Outside("transformers", 5e-6, seed=20, config=placed.opt, family="opt"),
     "opt-350m": Outside("transformers", 5e-6, seed=65, config=placed.opt, family="opt-post"),
     "persimmon-8b": Outside("transformers", 5e-6, seed=94, config=inner.persimmon, family="persimmon"),
@@ -403,8 +410,10 @@ OUTSIDE = {
     "phi-4-mini": Outside("transformers", 5e-6, seed=77, config=placed.phi4_mini, family="phi3"),
     "phi3-mini-4k": Outside("transformers", 5e-6, seed=50, config=decoders.phi3, family="phi3"),
     "pythia-410m": Outside("transformers", 5e-6, seed=8, config=gpt_neox, family="gpt-neox"),
+    "qwen1.5-moe-a2.7b": Outside("transformers", 5e-6, seed=106, config=mixtures.qwen2_moe, family="qwen-moe"),
     "qwen2.5-0.5b": Outside("transformers", 5e-6, seed=12, config=qwen2, family="llama"),
     "qwen3-0.6b": Outside("transformers", 5e-6, seed=15, config=qwen3, family="llama"),
+    "qwen3-30b-a3b": Outside("transformers", 5e-6, seed=107, config=mixtures.qwen3_moe, family="qwen-moe"),
     "santacoder": Outside("transformers", 5e-6, seed=86, config=kin.gpt_bigcode, family="gpt-bigcode"),
     "seed-oss-36b": Outside("transformers", 5e-6, seed=85, config=kin.seed_oss, family="llama"),
     "smollm2-135m": Outside("transformers", 5e-6, seed=13, config=llama, family="llama"),

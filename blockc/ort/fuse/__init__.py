@@ -9,6 +9,7 @@ from blockc.graph.target import Target
 from blockc.ir import Function
 from blockc.ir.derive import PassResult
 from blockc.ort.fuse.attention import fuse_attentions
+from blockc.ort.fuse.experts import fuse_experts
 from blockc.ort.fuse.pairs import fuse_activations, fuse_norms
 from blockc.ort.fuse.rewrite import Rewrite
 
@@ -16,9 +17,12 @@ __all__ = ["fuse"]
 
 
 def fuse(function: Function, target: Target) -> PassResult:
-    """Fuses attention with its rope, cache and heads; a norm with the addition before it; GELU with a bias."""
+    """Fuses attention with its rope, cache and heads; experts with their choice; a norm with the addition before
+    it; GELU with a bias.
+    """
     rewrite = Rewrite(function, target)
     fuse_attentions(rewrite)
+    fuse_experts(rewrite)
     fuse_norms(rewrite)
     fuse_activations(rewrite)
     return rewrite.result()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from blockc.graph.target import Target
 from blockc.ir import Function, Input, Node, Type, Value
-from blockc.ir.derive import PassResult, SkippedNode
+from blockc.ir.derive import Derivation, PassResult, SkippedNode
 
 
 class Mismatch(Exception):
@@ -26,6 +26,7 @@ class Rewrite:
         self.results = {value for _, value in function.outputs}
         self.inputs = {n.name: n for n in function.inputs}
         self.left: list[SkippedNode] = []
+        self.derived: dict[str, Derivation] = {}
         self.plans: dict[Node, Callable[[], None]] = {}
         self.gone: set[Node] = set()
         self.shared: dict[object, tuple[Value, ...]] = {}
@@ -63,4 +64,4 @@ class Rewrite:
                 self.new.update({n[i]: made[i] for i in range(len(n.types))})
         outputs = tuple((name, self.new[value]) for name, value in self.old.outputs)
         inputs = tuple(self.retyped.get(n, n) for n in self.old.inputs)
-        return PassResult(replace(self.old, inputs=inputs, outputs=outputs), skipped=tuple(self.left))
+        return PassResult(replace(self.old, inputs=inputs, outputs=outputs), self.derived, tuple(self.left))

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -6,18 +6,17 @@ from torch import Tensor, nn
 from .expert_linear import expert_linear
 
 
-class Experts(nn.Module):
-    """y = sum of w * down_e(act(gate_e x, up_e x)) over the experts e of each token, w their weights."""
+class PlainExperts(nn.Module):
+    """y = sum of w * down_e(act(up_e x)) over the experts e of each token, w their weights."""
 
     def __init__(
-        self, count: int, width: int, inner: int, act: Callable[[Tensor, Tensor], Tensor], bias: tuple[str, ...] = ()
+        self, count: int, width: int, inner: int, act: Callable[[Tensor], Tensor], bias: Sequence[str] = ()
     ) -> None:
         super().__init__()
         self.act = act
-        self.gate = nn.Parameter(torch.empty(count, inner, width))
         self.up = nn.Parameter(torch.empty(count, inner, width))
         self.down = nn.Parameter(torch.empty(count, width, inner))
-        for name, size in (("gate", inner), ("up", inner), ("down", width)):
+        for name, size in (("up", inner), ("down", width)):
             made = nn.Parameter(torch.empty(count, size)) if name in bias else None
             self.register_parameter(f"{name}_bias", made)
         self.reset_parameters()
@@ -34,9 +33,7 @@ class Experts(nn.Module):
         """x (B, S, width), experts and weights (B, S, k) -> (B, S, width)."""
         chosen, order = experts.flatten().sort(stable=True)  # pairs of a token and an expert, by expert
         token = order // experts.shape[-1]
-        read = x.flatten(0, 1)[token]
-        gate = expert_linear(read, self.gate, self.gate_bias, chosen)
-        up = expert_linear(read, self.up, self.up_bias, chosen)
-        made = expert_linear(self.act(gate, up), self.down, self.down_bias, chosen)
-        made = (made * weights.flatten()[order].unsqueeze(-1)).to(x.dtype)
-        return torch.zeros_like(x.flatten(0, 1)).index_add(0, token, made).view_as(x)
+        hidden = self.act(expert_linear(x.flatten(0, 1)[token], self.up, self.up_bias, chosen))
+        made = expert_linear(hidden, self.down, self.down_bias, chosen)
+        made = made * weights.flatten()[order].unsqueeze(-1)  # and the sum, in the type of the weights
+        return made.new_zeros(x.flatten(0, 1).shape).index_add(0, token, made).view_as(x).to(x.dtype)

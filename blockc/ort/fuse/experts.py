@@ -1,0 +1,85 @@
+"""Fuses the choice of experts with the experts themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from blockc.ir import Node, Param, Value, node
+from blockc.ir.derive import SkippedNode
+from blockc.ops import Experts, Route
+from blockc.ort.fuse.rewrite import Mismatch, Rewrite
+from blockc.ort.kernels import why_no_kernel
+from blockc.ort.ops import ChoiceLogits, RoutedExperts, WeightSum, why_no_moe
+
+LINKED = "its kernel has the rows of gate and up in turn, and the weights are not copied"
+
+
+def fuse_experts(rewrite: Rewrite) -> None:
+    """Fuses each mixture of experts that the kernel computes."""
+    for n in rewrite.old.nodes:
+        if isinstance(n.op, Experts):
+            try:
+                rewrite.plans[n] = _plan(rewrite, n, n.op)
+            except Mismatch as why:
+                rewrite.left.append(SkippedNode(n.name, str(why)))
+
+
+def _plan(rewrite: Rewrite, n: Node, experts: Experts) -> Callable[[], None]:
+    """Raises Mismatch for what the kernel does not take."""
+    if why := why_no_kernel(rewrite.target, RoutedExperts.kernel) or why_no_moe(experts):
+        raise Mismatch(why)
+    if experts.gated and not rewrite.target.packed:
+        raise Mismatch(LINKED)
+    route = n.inputs[1].node
+    if not isinstance(route.op, Route) or n.inputs[2].node is not route:
+        raise Mismatch("no choice of experts comes before it")
+    op = route.op
+
+    def make() -> None:
+        fused = RoutedExperts(experts, op.active, op.normalise, op.scale)
+        routed = (*rewrite.map_values(n.inputs[0]), *_find_logits(rewrite, route))
+        if not _routes_itself(op):
+            scale = op.scale if op.normalise else 1.0
+            fused = RoutedExperts(experts, op.active, scale=scale)
+            routed = (*routed, *(() if op.normalise else _sum_weights(rewrite, n)))
+        made = node(fused, *routed, name=n.name, params=_derive(rewrite, n, fused), place=n.place)
+        rewrite.new[n[0]] = made[0]
+
+    return make
+
+
+def _routes_itself(op: Route) -> bool:
+    """Whether the kernel makes this choice: by a softmax alone."""
+    return op.scores == "softmax" and not op.selection_bias and op.groups is None
+
+
+def _find_logits(rewrite: Rewrite, route: Node) -> tuple[Value, ...]:
+    """The logits that the kernel chooses by: the router's, or those that give a choice that it does not make."""
+    op = route.op
+    assert isinstance(op, Route)
+    if _routes_itself(op):
+        return rewrite.map_values(route.inputs[0])
+    chosen = rewrite.map_values(route[0], route[1])
+    return (node(ChoiceLogits(op.count), *chosen, name=f"{route.name}.logits", place=route.place)[0],)
+
+
+def _sum_weights(rewrite: Rewrite, n: Node) -> tuple[Value, ...]:
+    weights = rewrite.map_values(n.inputs[2])
+    return (node(WeightSum(), *weights, name=f"{n.name}.sum", place=n.place)[0],)
+
+
+def _derive(rewrite: Rewrite, n: Node, fused: RoutedExperts) -> list[Param]:
+    """The tensors of the kernel, under the names of the experts'."""
+    assert isinstance(n.op, Experts)
+    own = dict(zip((param.name for param in n.op.params()), n.params, strict=True))
+    held = {param.name: param for param in n.params}
+    derivations = fused.derivations({name: param.name for name, param in own.items()})
+    made: list[Param] = []
+    for param in fused.params():
+        if param.name not in derivations:
+            made.append(own[param.name])
+            continue
+        path = f"{n.name}.{param.name}"
+        rewrite.derived[path] = derivations[param.name]
+        made.append(derivations[param.name].param_of(path, held))
+    return made

@@ -1,0 +1,210 @@
+"""A mixture of experts in one kernel: onnxruntime's MoE, which also routes, by the softmax over the highest logits.
+
+Any other choice fits too: the logarithms of its weights are logits whose softmax has these weights, up to their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blockc.ir import Arrays, Dim, OnnxBuilder, OnnxValue, Op, Param, Sample, TokenAxes, Type, dim, expect
+from blockc.ir.derive import Derivation, Interleave
+from blockc.ops import ClampedSwiglu, GeluTanh, Relu, Silu
+from blockc.ops.base import rand
+from blockc.ops.experts import Experts
+from blockc.ort.ops.rows import MICROSOFT
+
+UNCHOSEN = -1e4  # a logit whose softmax is 0
+LEAST = 1e-30  # of weights, before their logarithm
+_PLAIN: Mapping[type[Op], str] = {Relu: "relu", Silu: "silu", GeluTanh: "gelu"}  # the kernel's gelu is that by tanh
+
+
+@dataclass(frozen=True)
+class ChoiceLogits(Op):
+    """z = log(w) at the experts chosen, else -10^4: experts (B, S, k), weights (B, S, k) -> (B, S, E)
+
+    softmax(z) is w / sum of w at the experts chosen, and 0 elsewhere.
+    """
+
+    count: int
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        expect(args[0].shape == args[1].shape, "a weight for each expert", args[0], args[1])
+        return (args[1].with_axis(2, self.count),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        logits = np.full((*args[0].shape[:2], self.count), UNCHOSEN)
+        np.put_along_axis(logits, args[0], np.log(np.maximum(args[1], LEAST)), axis=2)
+        return (logits,)
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        experts, weights = args
+        shape = g.op("Concat", g.op("Shape", experts, start=0, end=2), g.constant([self.count]), axis=0)
+        logits = g.op("Expand", g.real(UNCHOSEN), shape)
+        return [g.op("ScatterElements", logits, experts, g.op("Log", g.op("Max", weights, g.real(LEAST))), axis=2)]
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((1, 1), (1,))
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        experts, weights = np.array([[[0, 3], [4, 1]]]), np.array([[[0.25, 2.0], [0.0, 1e-3]]])
+        return (Sample(ChoiceLogits(5), (experts, weights)),)
+
+
+@dataclass(frozen=True)
+class WeightSum(Op):
+    """s = sum of w: (B, S, k) -> (B, S, 1)"""
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        return (args[0].with_axis(2, 1),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (args[0].sum(axis=2, keepdims=True),)
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("ReduceSum", args[0], g.constant([2]), keepdims=1)]
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((1,), (1,))
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(WeightSum(), (rand(2, 3, 4),)),)
+
+
+@dataclass(frozen=True)
+class RoutedExperts(Op):
+    """y = scale * sum over the k highest logits z_e of w_e expert_e(x), w = softmax(z), over these or over all
+
+    x (B, S, W), logits (B, S, E) -> (B, S, W), by the matrices of `experts`; gate and up are one, their rows in turn.
+    With `normalise` the softmax is over the k. A third operand (B, S, 1) is another factor of y.
+    """
+
+    experts: Experts
+    active: int
+    normalise: bool = True
+    scale: float = 1.0
+    kernel = "MoE"
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        x, logits, *factor = args
+        count, inputs = self.experts.count, self.experts.inputs
+        expect(x.shape[-1] == dim(inputs), "the width read by experts", inputs, x.shape[-1])
+        expect(logits == x.with_axis(2, count), "logits of experts", x.with_axis(2, count), logits)
+        for each in factor:
+            expect(each == x.with_axis(2, 1), "a factor of each token", x.with_axis(2, 1), each)
+        return (x,)
+
+    def params(self) -> tuple[Param, ...]:
+        own = {param.name: param for param in self.experts.params()}
+        return tuple(self._place(own, name) for name in self._names)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """In the order of the kernel."""
+        first = "inner" if self.experts.gated else "up"
+        biases = {f"{first}_bias": "up_bias", "down_bias": "down_bias"}
+        held = {name for name, source in biases.items() if source.removesuffix("_bias") in self.experts.bias}
+        return tuple(
+            name for name in (first, f"{first}_bias", "down", "down_bias") if name in held or name not in biases
+        )
+
+    def _place(self, own: Mapping[str, Param], name: str) -> Param:
+        derivation = self.derivations({key: key for key in own}).get(name)
+        return derivation.param_of(name, own) if derivation else own[name]
+
+    def derivations(self, paths: Mapping[str, str]) -> dict[str, Derivation]:
+        """What its own tensors are made of, from the paths of those of the experts."""
+        made = {"inner": ("gate", "up"), "inner_bias": ("gate_bias", "up_bias")}
+        return {
+            name: Interleave(tuple(paths[source] for source in sources), axis=1)
+            for name, sources in made.items()
+            if name in self._names
+        }
+
+    def flops(self, *args: Type) -> Dim:
+        return self.experts.flops(args[0], args[1].with_axis(2, self.active))
+
+    def idle(self, *args: Type) -> int:
+        chosen = args[1].with_axis(2, self.active)
+        return self.experts.idle(args[0], chosen, chosen)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        x, logits, *factor = args
+        powers = np.exp(logits - logits.max(axis=2, keepdims=True, initial=-np.inf))
+        chosen = np.argsort(-logits, axis=2, kind="stable")[..., : self.active]
+        weights = np.take_along_axis(powers, chosen, axis=2)
+        weights = weights / (weights if self.normalise else powers).sum(axis=2, keepdims=True)
+        (y,) = self.experts.numpy((x, chosen, weights), self._split(params))
+        for each in (self.scale, *factor):
+            y = y * each
+        return (y,)
+
+    def _split(self, params: Arrays) -> Arrays:
+        """The tensors as the experts have them."""
+        held = dict(zip(self._names, params, strict=True))
+        for name in [name for name in held if name.startswith("inner")]:
+            both = held.pop(name)
+            held |= {name.replace("inner", each): both[:, i::2] for i, each in enumerate(("gate", "up"))}
+        return tuple(held[param.name] for param in self.experts.params())
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        x, logits, *factor = args
+        own = dict(zip(self._names, params, strict=True))
+        first = "inner" if self.experts.gated else "up"
+        weights = [own.get(name) for name in (first, f"{first}_bias", "down", "down_bias")]
+        flat = g.op("Reshape", logits, g.constant([-1, self.experts.count]))
+        y = g.op("MoE", x, flat, *weights, domain=MICROSOFT, **self._attributes)
+        factors = factor if self.scale == 1 else [g.real(self.scale), *factor]
+        for each in factors:
+            y = g.op("Mul", y, each)
+        return [y]
+
+    @property
+    def _attributes(self) -> dict[str, Any]:
+        return {"k": self.active, "normalize_routing_weights": int(self.normalise), **name_activation(self.experts)}
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((1,) * len(args), (1,))
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        x, logits, factor = rand(2, 3, 8), rand(2, 3, 6, seed=1) * 2, rand(2, 3, 1, seed=2)
+        biased = Experts(6, 8, 5, ClampedSwiglu(0.9, 1.702), bias=("gate", "up", "down"))
+        plain = (
+            RoutedExperts(Experts(6, 8, 12, Silu()), 2),
+            RoutedExperts(Experts(6, 8, 5, Silu()), 3, normalise=False, scale=2.5),
+            RoutedExperts(biased, 2),
+            RoutedExperts(Experts(6, 8, 12, GeluTanh(), gated=False, bias=("up", "down")), 6),
+            RoutedExperts(Experts(6, 8, 12, Relu(), gated=False), 1),
+        )
+        summed = Sample(RoutedExperts(Experts(6, 8, 12, Silu(), bias=("down",)), 2), (x, logits, factor))
+        return (*(Sample(op, (x, logits)) for op in plain), summed)
+
+
+def why_no_moe(experts: Experts) -> str:
+    """Why the kernel does not compute these experts; empty if it does."""
+    kind = type(experts.act).__name__
+    if experts.gated and not isinstance(experts.act, Silu | ClampedSwiglu):
+        return f"the kernel has gated experts with silu alone, not {kind}"
+    if not experts.gated and type(experts.act) not in _PLAIN:
+        return f"the kernel has no {kind}"
+    if experts.gated and ("gate" in experts.bias) != ("up" in experts.bias):
+        return "only one of gate and up has a bias, and the kernel has one of both"
+    return ""
+
+
+def name_activation(experts: Experts) -> dict[str, Any]:
+    """The kernel's attributes for an activation. Gate and up lie in turn: g0, u0, g1, u1, ..."""
+    if not experts.gated:
+        return {"activation_type": _PLAIN[type(experts.act)]}
+    pair: dict[str, Any] = {"activation_type": "swiglu", "swiglu_fusion": 1}
+    if isinstance(experts.act, ClampedSwiglu):
+        act = experts.act
+        return pair | {"activation_alpha": act.alpha, "activation_beta": 1.0, "swiglu_limit": act.limit}
+    return pair | {"activation_alpha": 1.0, "activation_beta": 0.0}

@@ -1,0 +1,201 @@
+"""Experts in onnxruntime's own kernel: when it is used and why not, what it computes, and its weights."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from blockc import api
+from blockc.emit.external import operators_of
+from blockc.graph.target import Target
+from blockc.ir import Array, Blocks, Param, parameters_of
+from blockc.ir.derive import Derivation, Interleave, PassResult, Quantise, add_derived
+from blockc.language.spec import from_tree
+from blockc.ort.ops import RoutedExperts
+from blockc.pipeline.compiled import Compiled, compile_spec
+from blockc.proof import prove
+from blockc.source import parse
+from blockc.weights.checkpoint import open_checkpoint
+from blockc.weights.data import write_data
+from blockc.weights.plan import DATA, plan_weights
+from blockc.weights.quantise import KEPT, Quantiser, take_turns
+from blockc.weights.rules import random_parameters
+from blockc.weights.safetensors import StoredTensor
+from tests.checkpoints import off_by, save
+
+LINKED, PACKED, ROWS = Target("cpu"), Target("cpu", packed=True), Target("cpu", packed=True, padding="right")
+SPEC = """
+blockc: 1
+name: mixture
+vocab: 61
+width: 32
+depth: 2
+context: 64
+attention: {{heads: 4, kv_heads: 2, head_dim: 16, rope: {{theta: 10000, pairing: half}}}}
+mlp: {{{mlp}}}
+norm: {{type: rms, eps: 1e-5, placement: pre}}
+head: {{tied: false}}
+"""
+SOFTMAX = "router: {scores: softmax, normalise: true}"
+MIXTURES = {
+    "softmax": f"type: swiglu, width: 20, experts: {{count: 6, active: 2, {SOFTMAX}}}",
+    "one": f"type: swiglu, width: 20, experts: {{count: 5, active: 1, {SOFTMAX}}}",
+    "over all": "type: swiglu, width: 20, experts: {count: 6, active: 3, router: {scores: softmax, normalise: false}}",
+    "clamped": "type: swiglu_clamped, limit: 0.7, alpha: 1.702, width: 20, bias: [gate, up, down], "
+    "experts: {count: 6, active: 2, router: {scores: softmax, normalise: true, bias: true}}",
+    "groups": "type: swiglu, width: 20, experts: {count: 8, active: 3, router: {scores: sigmoid, normalise: true, "
+    "scale: 2.5, selection_bias: true, groups: {count: 4, active: 2, score: top2_sum}}, "
+    "shared: {width: 12, gate: none}}",
+    "sigmoid": "type: swiglu, width: 20, experts: {count: 6, active: 2, router: {scores: sigmoid, normalise: false}, "
+    "shared: {width: 12, gate: sigmoid}}",
+    "plain": f"type: gelu_tanh, width: 20, bias: [up, down], experts: {{count: 6, active: 2, {SOFTMAX}}}",
+}
+LEFT = {
+    "geglu": (f"type: geglu, width: 20, experts: {{count: 6, active: 2, {SOFTMAX}}}", "silu alone, not Gelu"),
+    "relu2": (f"type: relu2, width: 20, experts: {{count: 6, active: 2, {SOFTMAX}}}", "has no Relu2"),
+    "gelu": (f"type: gelu, width: 20, experts: {{count: 6, active: 2, {SOFTMAX}}}", "has no Gelu"),
+    "bias": (
+        f"type: swiglu, width: 20, bias: [up], experts: {{count: 6, active: 2, {SOFTMAX}}}",
+        "only one of gate and up has a bias",
+    ),
+}
+
+
+def mixture(mlp: str) -> Compiled:
+    return compile_spec(from_tree(parse(SPEC.format(mlp=mlp).encode(), "mixture.yaml")))
+
+
+def fused(model: Compiled, target: Target) -> int:
+    return sum(isinstance(n.op, RoutedExperts) for n in model.flatten(target).nodes)
+
+
+def reasons(model: Compiled, target: Target) -> set[str]:
+    return {each.reason for each in model.run_recipe(target).skipped if each.node.endswith("experts")}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_are_proved_in_the_kernel(name: str) -> None:
+    model = mixture(MIXTURES[name])
+    assert fused(model, PACKED) == fused(model, ROWS) == 2
+    assert not reasons(model, PACKED)
+    result = prove(model, targets=(PACKED, ROWS, LINKED, Target()))
+    assert result.complete, result.table()
+    packed = [row for row in result.rows if "packed" in row.backend]
+    assert len({row.backend for row in packed}) >= 4 and all(row.agreement == 1 for row in packed)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_the_kernel_does_not_compute_stays_a_loop(name: str) -> None:
+    mlp, why = LEFT[name]
+    model = mixture(mlp)
+    assert fused(model, PACKED) == 0
+    assert all(why in each for each in reasons(model, PACKED)) and reasons(model, PACKED)
+    operators = [kind for _, kind in operators_of(model.onnx(PACKED))]
+    assert operators.count("Loop") == 2 and "MoE" not in operators
+    result = prove(model, targets=(PACKED,), only={"full", "decode"})
+    assert result.complete, result.table()
+
+
+def test_linked_weights_and_other_providers_keep_the_loop() -> None:
+    model = mixture(MIXTURES["softmax"])
+    assert fused(model, LINKED) == 0 and "not copied" in reasons(model, LINKED).pop()
+    cuda = Target("cuda", "fp16", packed=True)
+    assert fused(model, cuda) == 0 and "no MoE in fp16 on cuda" in reasons(model, cuda).pop()
+    assert fused(mixture(MIXTURES["plain"]), LINKED) == 2, "nothing is in turn where there is no gate"
+
+
+def test_a_graph_of_one_new_token_has_the_kernel_too() -> None:
+    model = mixture(MIXTURES["groups"])
+    step = Target("cpu", packed=True, padding="right", step=True)
+    assert fused(model, step) == 2
+    result = prove(model, targets=(step,))
+    assert result.complete, result.table()
+
+
+def test_weights_in_turn_are_packed_and_the_folder_computes_the_model(tmp_path: Path) -> None:
+    model = mixture(MIXTURES["clamped"])
+    params = random_parameters(model.function, 3)
+    file = save(tmp_path / "model.safetensors", {path: np.asarray(a, np.float32) for path, a in params.items()})
+    for mode, count in (("pack", 2), ("link", 0)):
+        out = tmp_path / mode
+        api.build(model, out, weights=file, mode=mode, target=Target("cpu"), proof=False)  # type: ignore[arg-type]
+        operators = [kind for _, kind in operators_of((out / "model.onnx").read_bytes())]
+        assert operators.count("MoE") == count
+        held = {path: np.asarray(a, np.float32).astype(np.float64) for path, a in params.items()}
+        assert off_by(model, out / "model.onnx", held) < 3e-5
+    stored = onnx.load(str(tmp_path / "pack" / "model.onnx")).graph.initializer
+    inner = next(onnx.numpy_helper.to_array(t) for t in stored if t.name == "layers.0.mlp.experts.inner")
+    np.testing.assert_array_equal(inner[:, ::2], params["layers.0.mlp.experts.gate"].astype(np.float32))
+    np.testing.assert_array_equal(inner[:, 1::2], params["layers.0.mlp.experts.up"].astype(np.float32))
+    assert not [t.name for t in stored if t.name.endswith(("experts.gate", "experts.up_bias"))]
+
+
+# Rows in turn, piece by piece
+
+
+def pieces(array: Array, *sizes: int) -> Iterator[Array]:
+    start = 0
+    for size in (*sizes, len(array)):
+        if array[start : start + size].size:
+            yield array[start : start + size]
+        start += size
+
+
+def test_rows_of_streams_are_taken_in_turn() -> None:
+    a, b = np.arange(20.0).reshape(10, 2), -np.arange(20.0).reshape(10, 2)
+    wanted = np.stack([a, b], 1).reshape(20, 2)
+    for sizes in ((), (3,), (1, 1, 8), (9,)):
+        got = [*take_turns([pieces(a, *sizes), pieces(b, 4, 2)])]
+        np.testing.assert_array_equal(np.concatenate(got), wanted)
+    with pytest.raises(AssertionError, match="as many rows"):
+        list(take_turns([pieces(a), pieces(b[:9])]))
+
+
+@pytest.mark.parametrize("tensor", ["codes", "scales", "lows"])
+@pytest.mark.parametrize("kept", [KEPT, 1])
+def test_what_is_derived_of_rows_in_turn_is_what_the_derivation_says(
+    tensor: str, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blockc.weights.quantise.PIECE", 700)
+    monkeypatch.setattr("blockc.weights.quantise.KEPT", kept)
+    random = np.random.RandomState(0)
+    held = {name: random.randn(3, 11, 64).astype(np.float32) for name in ("gate", "up")}
+    held |= {name: random.randn(3, 11).astype(np.float32) for name in ("gate_bias", "up_bias")}
+    blocks = Blocks(4, 32, tensor == "lows")
+    made = Quantiser(
+        lambda path: pieces(held[path].reshape(-1), 100, 1000), held.__getitem__, {n: a.shape for n, a in held.items()}
+    )
+    turned = Interleave(("gate", "up"), axis=1)
+    derived: list[Derivation] = [
+        turned, Interleave(("gate_bias", "up_bias"), axis=1), Quantise((turned,), tensor, blocks),  # type: ignore[arg-type]
+    ]  # fmt: skip
+    for each in derived:
+        wanted = add_derived(held, {"y": each})["y"]
+        got = np.concatenate([piece.reshape(-1) for piece in made.pieces(each)])
+        np.testing.assert_allclose(got, wanted.reshape(-1), rtol=1e-6, atol=1e-6)
+
+
+def test_memory_holds_no_whole_parameter_of_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gate and up are 64 MB each: their rows in turn are written with a few pieces in memory, here of 1 MB."""
+    whole = StoredTensor.chunks
+    monkeypatch.setattr(StoredTensor, "chunks", lambda self: whole(self, 1 << 18))  # type: ignore[misc]
+    model = mixture("type: swiglu, width: 2048, experts: {count: 256, active: 2, " + SOFTMAX + "}")
+    shapes = {path: param.shape for path, param in parameters_of(model.function).items()}
+    file = save(tmp_path / "m.safetensors", {path: np.full(s, 0.5, np.float32) for path, s in shapes.items()})
+    made: PassResult = model.run_recipe(PACKED)
+    plan = replace(plan_weights(model.function, open_checkpoint(file), None, "pack", "fp32"), result=made)
+    inner: Param = parameters_of(made.function)["layers.0.mlp.experts.inner"]
+    assert inner.size * 4 == 128 << 20
+    tracemalloc.start()
+    try:
+        write_data(plan, tmp_path / DATA)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 56 << 20
