@@ -129,9 +129,10 @@ class CodedExperts(Op):
 
         def multiply(h: OnnxBuilder, name: str, x: OnnxValue, e: OnnxValue) -> OnnxValue:
             blocks = self.coding[name]
-            matrix = (
-                restore(h, name, tensors_of(own, name), blocks, e) if blocks else h.op("Gather", own[name], e, axis=0)
-            )
+            if blocks:
+                matrix = restore(h, name, tensors_of(own, name), blocks, e)
+            else:
+                matrix = h.op("Gather", own[name], e, axis=0)
             bias = [h.op("Gather", own[f"{name}_bias"], e, axis=0)] if f"{name}_bias" in own else []
             return h.op("Gemm", x, matrix, *bias, transB=1)
 

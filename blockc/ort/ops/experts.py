@@ -270,8 +270,10 @@ class BlockExperts(Op):
 
         def multiply(h: OnnxBuilder, name: str, rows: OnnxValue, e: OnnxValue) -> OnnxValue:
             blocks = self.coding[name]
-            coded = restore_expert(h, tensors_of(own, name), blocks, shapes[name][1], e) if blocks else None
-            matrix = coded or h.op("Gather", own[name], e, axis=0)
+            if blocks:
+                matrix = restore_expert(h, tensors_of(own, name), blocks, shapes[name][1], e)
+            else:
+                matrix = h.op("Gather", own[name], e, axis=0)
             bias = [h.op("Gather", own[f"{name}_bias"], e, axis=0)] if f"{name}_bias" in own else []
             return h.op("Gemm", rows, matrix, *bias, transB=1)
 
