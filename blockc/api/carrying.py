@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from blockc.basics.errors import UsageError
@@ -14,6 +14,8 @@ from blockc.ort.quantise import find_readers
 from blockc.pipeline.compiled import Compiled
 from blockc.weights.carry import why_not_carried
 from blockc.weights.plan import ParameterSource, WeightPlan
+
+UNLIKE = "gate and up of experts are in unlike blocks"
 
 
 def carry_codes(model: Compiled, target: Target, plan: WeightPlan, dequantise: bool) -> tuple[Target, tuple[str, ...]]:
@@ -36,6 +38,11 @@ def carry_codes(model: Compiled, target: Target, plan: WeightPlan, dequantise: b
     readers = find_readers(model.flatten(target))
     reasons = {path: _why_not_carried(target, source, path in readers) for path, source in coded.items()}
     carried = {path: source.blocks for path, source in coded.items() if source.blocks and not reasons[path]}
+    for path in [
+        path for path in carried if any(carried.get(p) != carried[path] for p in _stored_alike(readers, path))
+    ]:
+        reasons[path] = UNLIKE
+    carried = {path: blocks for path, blocks in carried.items() if not reasons[path]}
     floats = {
         why: _count(source for path, source in coded.items() if reasons[path] == why)
         for why in dict.fromkeys(reasons.values())
@@ -46,6 +53,11 @@ def carry_codes(model: Compiled, target: Target, plan: WeightPlan, dequantise: b
         return target, notes
     said = f"carried as the checkpoint encodes them: {_count(coded[path] for path in carried)}"
     return replace(target, quant=carried_quant(readers, carried)), (said, *notes)
+
+
+def _stored_alike(readers: Mapping[str, Sequence[str]], path: str) -> list[str]:
+    """The matrices that a graph stores in the same blocks as this one, itself among them."""
+    return [other for other, names in readers.items() if names == readers[path]]
 
 
 def _why_not_carried(target: Target, source: ParameterSource, is_read: bool) -> str:

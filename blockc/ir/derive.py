@@ -56,7 +56,8 @@ class Derivation:
 
     def compose(self, earlier: Derivations) -> Derivation:
         """The same derivation with each source that is itself derived replaced by its own derivation."""
-        return replace(self, sources=tuple(earlier.get(s, s) if isinstance(s, str) else s for s in self.sources))
+        made = (earlier.get(s, s) if isinstance(s, str) else s.compose(earlier) for s in self.sources)
+        return replace(self, sources=tuple(made))
 
     def param_of(self, name: str, params: Mapping[str, Param]) -> Param:
         """The parameter that it makes of these parameters, by path."""

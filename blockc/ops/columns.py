@@ -29,6 +29,7 @@ from blockc.ir import (
 from blockc.ir.columns import Columns, Turn, restore_columns
 from blockc.ir.derive import Derivation, Quantise
 from blockc.ops.base import last_axis, rand
+from blockc.ops.coded import CodedExperts
 
 
 def _tensors_of(weight: Param, blocks: Blocks) -> dict[str, Derivation]:
@@ -136,4 +137,4 @@ class ColumnEmbed(Op):
         return tuple(Sample(ColumnEmbed(7, width, Blocks(8, size)), (ids,)) for width, size in ((64, 32), (40, 16)))
 
 
-COLUMNS: tuple[type[Op], ...] = (ColumnLinear, ColumnEmbed)
+COLUMNS: tuple[type[Op], ...] = (ColumnLinear, ColumnEmbed, CodedExperts)

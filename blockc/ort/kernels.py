@@ -41,6 +41,7 @@ KERNELS: Mapping[Provider, Mapping[str, frozenset[FloatType]]] = {
         "MatMulNBits": _IEEE,
         "GatherBlockQuantized": _IEEE,
         "MoE": _FP32,
+        "QMoE": _FP32,
     },
     "cuda": {
         "GroupQueryAttention": _HALF,

@@ -12,7 +12,7 @@ import numpy as np
 
 from blockc.emit.onnx import Swap
 from blockc.graph.target import Target
-from blockc.ir import Array, Function, GraphError, OnnxBuilder, OnnxValue, Op
+from blockc.ir import Array, Blocks, Function, GraphError, OnnxBuilder, OnnxValue, Op
 from blockc.ops import (
     ALL,
     FAR,
@@ -28,9 +28,10 @@ from blockc.ops import (
     Sinusoidal,
 )
 from blockc.ops.buffer import BUFFER
+from blockc.ops.coded import CodedExperts
 from blockc.ops.elementwise import STEEP
 from blockc.ort.kernels import has_kernel
-from blockc.ort.ops import MICROSOFT, RotaryRows
+from blockc.ort.ops import MICROSOFT, RotaryRows, restore_expert
 
 BASE = 1024  # positions are split into two digits of this base
 CUDA_CONTEXT = BASE**2
@@ -55,6 +56,16 @@ def _silu(op: Silu, g: OnnxBuilder, args: Values, params: Values) -> Sequence[On
 
 def _quick_gelu(op: QuickGelu, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
     return [g.op("QuickGelu", args[0], domain=MICROSOFT, alpha=STEEP)]
+
+
+def _coded_experts(op: CodedExperts, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
+    """The Loop, with one node that restores the matrix of an expert."""
+    widths = {param.name: param.shape[2] for param in op.experts.params() if len(param.shape) == 3}
+
+    def restore(h: OnnxBuilder, name: str, tensors: Sequence[OnnxValue], blocks: Blocks, e: OnnxValue) -> OnnxValue:
+        return restore_expert(h, tensors, blocks, widths[name], e)
+
+    return op.run(g, args, params, restore)
 
 
 # CUDA
@@ -160,6 +171,7 @@ def swaps_for(target: Target) -> Mapping[type[Op], Swap]:
         Linear: ("FusedMatMul", _linear),
         Silu: ("QuickGelu", _silu),
         QuickGelu: ("QuickGelu", _quick_gelu),
+        CodedExperts: ("GatherBlockQuantized", _coded_experts),
     }
     own = {op: swap for op, (operator, swap) in named.items() if has_kernel(target, operator)}
     return {**own, **_CUDA} if target.provider == "cuda" else own

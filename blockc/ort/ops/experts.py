@@ -11,15 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from blockc.ir import Arrays, Dim, OnnxBuilder, OnnxValue, Op, Param, Sample, TokenAxes, Type, dim, expect
+from blockc.ir import Arrays, Blocks, Dim, OnnxBuilder, OnnxValue, Op, Param, Sample, TokenAxes, Type, dim, expect
 from blockc.ir.derive import Derivation, Interleave
 from blockc.ops import ClampedSwiglu, GeluTanh, Relu, Silu
 from blockc.ops.base import rand
-from blockc.ops.experts import Experts
+from blockc.ops.coded import Coding, code_params, cut_row, restore_params, tensors_of
+from blockc.ops.experts import Experts, Route
+from blockc.ops.hits import sum_over_experts
+from blockc.ort.ops.blocks import Level
 from blockc.ort.ops.rows import MICROSOFT
 
 UNCHOSEN = -1e4  # a logit whose softmax is 0
 LEAST = 1e-30  # of weights, before their logarithm
+MOST = 1 << 60  # an end of a slice that is behind every end
 _PLAIN: Mapping[type[Op], str] = {Relu: "relu", Silu: "silu", GeluTanh: "gelu"}  # the kernel's gelu is that by tanh
 
 
@@ -158,15 +162,21 @@ class RoutedExperts(Op):
         own = dict(zip(self._names, params, strict=True))
         first = "inner" if self.experts.gated else "up"
         weights = [own.get(name) for name in (first, f"{first}_bias", "down", "down_bias")]
-        flat = g.op("Reshape", logits, g.constant([-1, self.experts.count]))
-        y = g.op("MoE", x, flat, *weights, domain=MICROSOFT, **self._attributes)
-        factors = factor if self.scale == 1 else [g.real(self.scale), *factor]
-        for each in factors:
+        y = g.op("MoE", x, self.flatten_logits(g, logits), *weights, domain=MICROSOFT, **self.attributes)
+        return [self.scale_output(g, y, factor)]
+
+    def flatten_logits(self, g: OnnxBuilder, logits: OnnxValue) -> OnnxValue:
+        """(B S, E), as kernels take them."""
+        return g.op("Reshape", logits, g.constant([-1, self.experts.count]))
+
+    def scale_output(self, g: OnnxBuilder, y: OnnxValue, factors: Sequence[OnnxValue]) -> OnnxValue:
+        for each in factors if self.scale == 1 else (g.real(self.scale), *factors):
             y = g.op("Mul", y, each)
-        return [y]
+        return y
 
     @property
-    def _attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, Any]:
+        """Those of the kernel."""
         return {"k": self.active, "normalize_routing_weights": int(self.normalise), **name_activation(self.experts)}
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
@@ -185,6 +195,129 @@ class RoutedExperts(Op):
         )
         summed = Sample(RoutedExperts(Experts(6, 8, 12, Silu(), bias=("down",)), 2), (x, logits, factor))
         return (*(Sample(op, (x, logits)) for op in plain), summed)
+
+
+@dataclass(frozen=True)
+class BlockExperts(Op):
+    """y = what `routed` computes, its matrices in blocks along their rows: x (B, S, W), logits (B, S, E) -> (B, S, W)
+
+    `into` are the blocks of gate and up, `out` those of down; None: floats. `level` is as of BlockLinear. onnxruntime's
+    QMoE computes it where it can; else a Loop restores the matrices of one expert at a time.
+    """
+
+    routed: RoutedExperts
+    into: Blocks | None
+    out: Blocks | None
+    level: Level = 4
+    kernel = "QMoE"
+
+    @property
+    def coding(self) -> Coding:
+        return {self.first: self.into, "down": self.out}
+
+    @property
+    def first(self) -> str:
+        return "inner" if self.routed.experts.gated else "up"
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        return self.routed.infer(*args)
+
+    def params(self) -> tuple[Param, ...]:
+        return code_params(self.routed.params(), self.coding)
+
+    def flops(self, *args: Type) -> Dim:
+        return self.routed.flops(*args)
+
+    def idle(self, *args: Type) -> int:
+        return self.routed.idle(*args)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return self.routed.numpy(args, restore_params(self._held(params), self.routed.params(), self.coding))
+
+    def _held(self, params: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip((param.name for param in self.params()), params, strict=True))
+
+    @property
+    def why_no_kernel(self) -> str:
+        """Why QMoE does not compute it; empty if it does. In 8 bits it rounds x at every level."""
+        experts, blocks = self.routed.experts, self.into
+        if blocks is None or blocks != self.out or blocks.lows:
+            return "the kernel has matrices in the same blocks without lows"
+        if experts.inputs % blocks.size or experts.width % blocks.size:
+            return f"the kernel has rows of whole blocks of {blocks.size}"
+        return "the kernel multiplies by 8 bits at level 4 alone" if (blocks.bits, self.level) == (8, 0) else ""
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        x, logits, *factor = args
+        own = self._held(params)
+        y = self._loop(g, x, logits, own) if self.why_no_kernel else self._kernel(g, x, logits, own)
+        return [self.routed.scale_output(g, y, factor)]
+
+    def _kernel(self, g: OnnxBuilder, x: OnnxValue, logits: OnnxValue, own: Mapping[str, OnnxValue]) -> OnnxValue:
+        assert self.into is not None
+        names = (f"{name}{part}" for name in (self.first, "down") for part in ("_codes", "_scales", "_bias"))
+        how = {"expert_weight_bits": self.into.bits, "block_size": self.into.size, "accuracy_level": self.level}
+        flat, weights = self.routed.flatten_logits(g, logits), [own.get(name) for name in names]
+        how |= {"weights_prepacked": 0, **self.routed.attributes}
+        # From logits alone it makes weights whose sum is 1; its input 14 has them as they are.
+        own_weights = [] if self.routed.normalise else [*[None] * 6, g.op("Softmax", flat, axis=-1)]
+        return g.op("QMoE", x, flat, *weights, *own_weights, domain=MICROSOFT, **how)
+
+    def _loop(self, g: OnnxBuilder, x: OnnxValue, logits: OnnxValue, own: Mapping[str, OnnxValue]) -> OnnxValue:
+        experts, op = self.routed.experts, self.routed
+        route = Route(experts.count, op.active, "softmax", op.normalise)
+        shapes = {param.name: param.shape[1:] for param in op.params()}
+
+        def multiply(h: OnnxBuilder, name: str, rows: OnnxValue, e: OnnxValue) -> OnnxValue:
+            blocks = self.coding[name]
+            if blocks:
+                matrix = restore_expert(h, tensors_of(own, name), blocks, shapes[name][1], e)
+            else:
+                matrix = h.op("Gather", own[name], e, axis=0)
+            bias = [h.op("Gather", own[f"{name}_bias"], e, axis=0)] if f"{name}_bias" in own else []
+            return h.op("Gemm", rows, matrix, *bias, transB=1)
+
+        def expert(h: OnnxBuilder, rows: OnnxValue, e: OnnxValue) -> OnnxValue:
+            y, end, ones, twos = multiply(h, self.first, rows, e), h.constant([MOST]), h.constant([1]), h.constant([2])
+            starts = (0, 1) if experts.gated else ()
+            inner = [h.op("Slice", y, h.constant([start]), end, ones, twos) for start in starts] or [y]
+            return multiply(h, "down", experts.act_onnx(h, inner), e)
+
+        return sum_over_experts(g, (x, *route.onnx(g, (logits,), ())), experts.count, expert)
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return self.routed.tokenwise(*args)
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        x, logits, factor = rand(2, 3, 32), rand(2, 3, 6, seed=1) * 2, rand(2, 3, 1, seed=2)
+        int4, int8 = Blocks(4, 16), Blocks(8, 16)
+        clamped = Experts(6, 32, 16, ClampedSwiglu(0.9, 1.702), bias=("gate", "up", "down"))
+        silu = RoutedExperts(Experts(6, 32, 48, Silu()), 2, scale=2.5)
+        plain = RoutedExperts(Experts(6, 32, 16, Relu(), gated=False, bias=("up",)), 2, normalise=False)
+        ops = (
+            BlockExperts(silu, int4, int4, 0),
+            BlockExperts(RoutedExperts(clamped, 3), int4, int4, 0),
+            BlockExperts(plain, int4, int4, 0),
+            BlockExperts(plain, None, int4, 0),
+            BlockExperts(silu, int8, int8, 0),
+            BlockExperts(RoutedExperts(clamped, 3), int4, Blocks(4, 16, True), 0),
+            BlockExperts(RoutedExperts(Experts(6, 32, 20, Silu()), 2), int4, int8, 0),
+        )
+        summed = Sample(BlockExperts(RoutedExperts(Experts(6, 32, 16, Silu()), 2), int4, int4, 0), (x, logits, factor))
+        return (*(Sample(op, (x, logits)) for op in ops), summed)
+
+
+def restore_expert(g: OnnxBuilder, tensors: Sequence[OnnxValue], blocks: Blocks, width: int, e: OnnxValue) -> OnnxValue:
+    """The matrix of one expert, from the codes, scales and lows of all."""
+    codes, scales, *lows = tensors
+    how = {"bits": blocks.bits, "block_size": blocks.size, "gather_axis": 0, "quantize_axis": 2}
+    y = g.op("GatherBlockQuantized", codes, e, scales, domain=MICROSOFT, **how)
+    if lows:
+        apart = g.op("Reshape", y, g.constant([0, -1, blocks.size]))
+        low = g.op("Unsqueeze", g.op("Gather", lows[0], e, axis=0), g.constant([2]))
+        y = g.op("Reshape", g.op("Add", apart, low), g.constant([0, -1]))
+    return cut_row(g, y, blocks, width)
 
 
 def why_no_moe(experts: Experts) -> str:
