@@ -58,8 +58,8 @@ from blockc.source import (
 )
 
 WORDS = (
-    "import", "like", "inner", "spec", "absent", "if_null", "spelled", "let", "only", "without_effect", "read_otherwise",
-    "noted",
+    "import", "like", "inner", "spec", "absent", "if_null", "spelled", "let", "only", "without_effect",
+    "read_otherwise", "noted",
 )  # fmt: skip
 # The first word of each value that is computed: the words beside it.
 OPS: dict[str, tuple[str, ...]] = {
@@ -80,6 +80,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "joined": (),
 }
 COMMON = "_common"
+UNREAD = "layouts/unread/model-types.yaml"
 KEY = r"[A-Za-z_][A-Za-z0-9_.]*"
 _HOLE = re.compile(rf"<({KEY})>")
 
@@ -131,6 +132,14 @@ def load_map(model_type: str) -> Map:
     tree = _read_file(model_type)
     same = to_plain(tree.entries["like"].value) if tree.entries.keys() == {"import", "like"} else None
     return load_map(same) if isinstance(same, str) else read_map(tree, read_map(_read_file(COMMON)))
+
+
+@cache
+def unread_types() -> dict[str, str]:
+    """Model types that are known and not read: the part of each that the language has no word for."""
+    tree = parse(files("blockc").joinpath(*UNREAD.split("/")).read_bytes(), UNREAD)
+    types = to_plain(tree.entries["types"].value)
+    return {str(name): str(why) for name, why in types.items()} if isinstance(types, dict) else {}
 
 
 def _read_file(name: str) -> MappingNode:

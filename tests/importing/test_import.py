@@ -27,7 +27,7 @@ from blockc.graph import interp
 from blockc.graph.build import build_graph
 from blockc.graph.shrink import shrink
 from blockc.importing import find_config, import_config
-from blockc.importing.maps import OPS, WORDS, load_map, model_types, read_map
+from blockc.importing.maps import OPS, WORDS, load_map, model_types, read_map, unread_types
 from blockc.importing.unlike import compare_config, read_config_beside
 from blockc.ir import Array, parameters_of
 from blockc.language.algebra import elaborate
@@ -607,6 +607,14 @@ def compared(node: ast.AST) -> Iterator[object]:
             sides = []
     for side in sides:
         yield from (n.value for n in ast.walk(side) if isinstance(n, ast.Constant)) if side is not None else ()
+
+
+@pytest.mark.parametrize("name", unread_types())
+def test_a_model_type_that_is_not_read_is_refused_with_its_reason(name: str) -> None:
+    assert name in transformers.CONFIG_MAPPING and name not in model_types()
+    said = faults({"model_type": name})
+    assert f"the model type {name} is not read: it has {unread_types()[name]} [BLC702]" in said
+    assert "did you mean" not in said
 
 
 def test_no_code_asks_for_the_name_of_a_family() -> None:
