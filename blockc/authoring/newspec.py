@@ -121,6 +121,8 @@ def read_family(tree: MappingNode, name: str) -> Family:
     if spec.top.layers and (spec.top.layers.first or spec.top.layers.last):
         raise NoDesignError(f"{name} has first or last layers, so its depth is not a multiple of a pattern")
     assert layer.attention is not None
+    if layer.attention.latent:
+        raise NoDesignError(f"{name} has latent attention, whose ranks and sizes follow from no ratio")
     attention = layer.attention.resolve(spec.top.width)
     heads, kv_heads, head_dim = attention.heads, attention.kv_heads or attention.heads, attention.head_dim or 0
     sizes = Sizes(spec.top.width, spec.top.depth, heads, kv_heads, head_dim, layer.mlp.width)

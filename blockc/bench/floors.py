@@ -19,7 +19,7 @@ from blockc.ir import Function, Node
 from blockc.ops import Embed, Linear
 from blockc.pipeline.compiled import Compiled
 from blockc.report import make_report
-from blockc.report.graph import Scores, flops_of, holds_scores, mask_of
+from blockc.report.graph import flops_of, holds_scores, own_flops_of, scores_of
 
 Shape = tuple[int, int]
 _TIMED = 4  # distinct matrices whose products are timed
@@ -75,6 +75,6 @@ def _flops(n: Node, tokens: int) -> int:
     sizes = {"B": 1, "S": tokens, "P": 0}
     if not holds_scores(n):
         return flops_of(n, sizes)
-    seen = Scores("", flops_of(n, {"B": 1, "S": 1, "P": 0}), *mask_of(n))
-    queries = n.types[0].shape[2].at(sizes)
-    return seen.pair_flops * (seen.pairs(tokens) if queries == tokens else seen.keys(tokens))
+    seen, queries = scores_of(n, ""), n.types[0].shape[2].at(sizes)
+    pairs = seen.whole_flops * seen.pairs(tokens) if queries == tokens else seen.pair_flops * seen.keys(tokens)
+    return queries * own_flops_of(n) + pairs

@@ -52,6 +52,7 @@ from blockc.source import (
     MappingNode,
     Place,
     SpecError,
+    Tree,
     escape_text,
     finding,
     key_place,
@@ -231,13 +232,13 @@ class Policy:
 
     def _head_dims(self, model: Compiled) -> Iterator[Finding]:
         for name, part, read in describe_parts(model) if self.keys.head_dims else ():
-            if isinstance(part, Attention) and part.head_dim not in (self.keys.head_dims or ()):
+            if isinstance(part, Attention) and part.key_dim not in (self.keys.head_dims or ()):
                 yield finding(
                     POLICY_HEAD_DIM,
-                    value_place(read, ("head_dim",) if has_key(read, "head_dim") else ("heads",)),
-                    f"{name} has heads of {part.head_dim}",
+                    value_place(read, (_first_key(read, "latent", "head_dim"),)),
+                    f"{name} has heads of {part.key_dim}",
                     expected=_one_of(self.keys.head_dims or ()),
-                    got=str(part.head_dim),
+                    got=str(part.key_dim),
                     others=[self.place("head_dims")],
                 )
 
@@ -272,8 +273,18 @@ def _kv_place(model: Compiled) -> Place:
     mixers = [(part, read) for _, part, read in describe_parts(model) if isinstance(part, Attention)]
     if not mixers:
         return value_place(model.spec.tree, ("width",))
-    _, read = max(mixers, key=lambda each: (each[0].kv_heads or 0) * (each[0].head_dim or 0))
-    return value_place(read, ("kv_heads",) if has_key(read, "kv_heads") else ("heads",))
+    _, read = max(mixers, key=lambda each: _kept_width(each[0]))
+    return value_place(read, (_first_key(read, "latent", "kv_heads"),))
+
+
+def _kept_width(part: Attention) -> int:
+    """Numbers that a cache keeps of a token's keys, and more of its values or latent."""
+    return part.latent.kv_rank if part.latent else (part.kv_heads or 0) * (part.head_dim or 0)
+
+
+def _first_key(read: Tree, *keys: str) -> str:
+    """The first of these keys that is said, else that of all heads."""
+    return next((key for key in keys if has_key(read, key)), "heads")
 
 
 def _plain_term(term: Term) -> Any:

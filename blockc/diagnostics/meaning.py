@@ -339,3 +339,16 @@ EXPERT_GROUPS = error(
     good="mlp:\n  type: swiglu\n  width: 64\n  experts:\n    count: 8\n    active: 3\n"
     "    router: {scores: sigmoid, normalise: true, groups: {count: 4, active: 2, score: max}}\n",
 )
+LATENT = error(
+    "BLC244",
+    "what is not defined for latent attention",
+    "Latent attention says its own sizes, and rope turns rope_dim numbers of each query and of one key that all heads "
+    "share: it has a rope, which turns all of them. Keys that change keys, values or scores otherwise are not defined "
+    "beside it.",
+    bad="attention:\n  heads: 4\n  kv_heads: 2\n"
+    "  latent: {kv_rank: 32, nope_dim: 16, rope_dim: 8, v_dim: 12, norm: {eps: 1e-6}}\n"
+    "  rope: {theta: 10000, pairing: interleaved}\n",
+    good="attention:\n  heads: 4\n"
+    "  latent: {kv_rank: 32, nope_dim: 16, rope_dim: 8, v_dim: 12, norm: {eps: 1e-6}}\n"
+    "  rope: {theta: 10000, pairing: interleaved}\n",
+)

@@ -31,7 +31,7 @@ from blockc.ir import (
     parameters_of,
     period_of,
 )
-from blockc.ops import Add, Experts, Linear, SigmoidGate
+from blockc.ops import Add, Experts, LatentAttention, Linear, SigmoidGate
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ class Initialisation:
     additions: int
     biases: bool
     experts: str = ""  # the classes of mixtures of experts
+    latent: bool = False  # whether any attention holds the matrices of its keys and values
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ def emit_torch(function: Function, *, name: str, summary: str, load: Loading, in
             ties=tied,
             constants=constants,
             cached=bool(serves.held),
+            plain={held.state for held in serves.held} <= {"key", "value"},
             keeps=body.keeps,
             listed=listed,
             carried=_make_zeros(root, serves) if whole.carried else None,
@@ -305,7 +307,9 @@ def _make_initialisation(function: Function, std: float) -> Initialisation:
     nodes = [n for f in functions_of(function) for n in f.nodes]
     biases = any(isinstance(n.op, Linear) and n.op.bias for n in nodes)
     experts = sorted({n.op.module for n in nodes if isinstance(n.op, Experts)})
-    return Initialisation(std, tuple(names), max(1, sum(map(bool, branches))), biases, " | ".join(experts))
+    latent = any(isinstance(n.op, LatentAttention) for n in nodes)
+    additions = max(1, sum(map(bool, branches)))
+    return Initialisation(std, tuple(names), additions, biases, " | ".join(experts), latent)
 
 
 def _find_writers(function: Function) -> Iterator[Node]:

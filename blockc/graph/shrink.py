@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from blockc.language.algebra import elaborate, leaves_of
 from blockc.language.parts import PARTS, Attention, Model
+from blockc.language.parts.latent import ROPE
 from blockc.language.parts.twin import ShrinkRule, Twin
 from blockc.language.spec import Spec, from_tree
 from blockc.language.spec.classes import DOCUMENT, AllowedKeys
@@ -66,10 +67,10 @@ def _shrink_key(value: Tree, key: str, keys: AllowedKeys, twin: Twin) -> Tree | 
 
 def _twin_sizes(was: int, every: list[Attention], base: Model | None) -> Twin:
     """The sizes that follow from all attentions of the spec, and from the one that its kinds and parts vary."""
-    grouped = any(a.heads != a.kv_heads for a in every)
+    grouped = any(a.grouped for a in every)
     by_length = any(a.rope and a.rope.original for a in every)
     factor, width = _head_factor(every), min(was, WIDTH)
-    if isinstance(base, Attention):
+    if isinstance(base, Attention) and base.latent is None:
         # In the same ratio to the twin's heads together: a twin in which the two are equal hides who reads which.
         a = base.resolve(was)
         few, head_dim = a.few_heads(grouped)[0], a.head_dim or 1
@@ -80,8 +81,11 @@ def _twin_sizes(was: int, every: list[Attention], base: Model | None) -> Twin:
 def _head_factor(every: list[Attention]) -> Fraction:
     """One for all heads, so that unlike ones stay unlike: the smallest, or its rotary part, becomes HEAD_DIM.
 
-    Sizes that fused attention takes become such sizes, so that the twin is fused where the model is.
+    Sizes that fused attention takes become such sizes, so that the twin is fused where the model is. Latent attention
+    is not fused: what rope turns becomes ROPE, and a list of factors for its pairs as long.
     """
+    if latent := [a.latent.rope_dim for a in every if a.latent]:
+        return min(Fraction(ROPE, max(latent)), Fraction(1))
     turned = [a.rope.dims for a in every if a.rope and a.rope.dims]
     whole = [a.head_dim or 1 for a in every]
     least = min((a.rope.dims if a.rope and a.rope.dims else a.head_dim or 1 for a in every), default=1)

@@ -19,6 +19,7 @@ from blockc.ops.elementwise import (
 )
 from blockc.ops.experts import Experts, Groups, Route, SigmoidGate
 from blockc.ops.interleaved import RotaryInterleaved
+from blockc.ops.latent import LatentAttention, Span
 from blockc.ops.matrix import Embed, HeadGain, LayerNorm, Linear, RmsNorm
 from blockc.ops.position import (
     FAR,
@@ -56,7 +57,7 @@ ALL: tuple[type[Op], ...] = (
     QueryPositions, KeyPositions, Longest, Visible, VisibleBothWays, Alibi, Shift, Sinusoidal, RotaryTable, Rotary,
     RotaryInterleaved,
     # attention
-    SplitHeads, Attention, Sinks, SinkAttention, MergeHeads, Extend,
+    SplitHeads, Attention, Sinks, SinkAttention, Span, LatentAttention, MergeHeads, Extend,
     # experts
     Route, Experts, SigmoidGate,
     # the last tokens
@@ -83,6 +84,7 @@ __all__ = [
     "KeyPositions",
     "LastIndex",
     "LastIndices",
+    "LatentAttention",
     "LayerNorm",
     "Linear",
     "LinearScaling",
@@ -110,6 +112,7 @@ __all__ = [
     "Sinks",
     "Sinusoidal",
     "Softcap",
+    "Span",
     "SplitHeads",
     "TakeToken",
     "Top",

@@ -25,8 +25,8 @@ from blockc.proof.cases import Case, cases
 from blockc.proof.expert_probes import ExpertProbe, expert_probes_of
 from blockc.proof.probes import KERNEL, Probe, probes_of, why_not_probed
 from blockc.proof.probes import TOLERANCE as OF_KERNELS
-from blockc.proof.routes import Routes, differing_route, routes_of, widen_margins
-from blockc.proof.runners import Answer, Onnx, Oracle, Params, Runner, Torch, Values
+from blockc.proof.routes import Routes, differing_route, find_value, routes_of, widen_margins
+from blockc.proof.runners import Answer, Onnx, Oracle, Params, Runner, Torch
 from blockc.weights.rules import random_parameters
 
 # In standard deviations of the logits. Rounding in fp32 stays ten times below; a wrong GELU is ten times above. fp16
@@ -367,7 +367,7 @@ class Truth:
 
 
 def compare_run(oracle: Truth, runner: Runner, case: Case, choices: bool = False) -> Row:
-    """One run. With `choices` the experts that tokens choose are compared first."""
+    """One run. With `choices` also of the experts that tokens choose: others are wrong, whatever the logits."""
     dtype, params = runner.dtype, oracle.params[runner.dtype]
     rounding = tuple(each for each in runner.derived.values() if each.is_lossy)
     truth = [oracle.logits_of(row, dtype, case.first, rounding) for row in case.rows]
@@ -378,8 +378,7 @@ def compare_run(oracle: Truth, runner: Runner, case: Case, choices: bool = False
         return Row(
             runner.name, case.name, dtype, float("inf"), 0.0, TOLERANCE[dtype], f"{type(error).__name__}: {first[:200]}"
         )
-    if choices and (differs := _other_choice(runner, case, params, answer)):
-        return Row(runner.name, case.name, dtype, float("inf"), 0.0, TOLERANCE[dtype], f"{differs}: other experts")
+    other = _other_choice(runner, case, params, answer) if choices else ""
     wanted, got = _compared_rows(case, truth, answer.logits)
     if runner.contract.top or runner.contract.last not in (None, 1):
         got = [fill(w, g) for w, g in zip(wanted, got, strict=True)]
@@ -393,9 +392,12 @@ def compare_run(oracle: Truth, runner: Runner, case: Case, choices: bool = False
         error = max(error, abs(answer.loss - loss) / spread)
     agreement = float(np.mean(np.concatenate([w.argmax(-1) == g.argmax(-1) for w, g in zip(wanted, got, strict=True)])))
     row = Row(runner.name, case.name, dtype, error, agreement, TOLERANCE[dtype])
-    if row.holds:
+    if row.holds and not other:
         return row
-    return replace(row, differs=first_difference(runner, case, params))
+    first = first_difference(runner, case, params)
+    if not other or not (row.holds or first.startswith(other)):
+        return replace(row, differs=first)
+    return replace(row, error=float("inf"), differs=f"{other}: other experts")
 
 
 def _other_choice(runner: Runner, case: Case, params: Params, answer: Answer) -> str:
@@ -433,7 +435,7 @@ def first_difference(runner: Runner, case: Case, params: Params) -> str:
     answer = _trace(runner, case, params)
     for wanted, got in zip(truth.values, answer.values, strict=False):
         for name, value in wanted.items():
-            found = _find_value(got, name)
+            found = find_value(got, name)
             if found is not None and not _is_close(value, found, TOLERANCE[runner.dtype]):
                 return name
     return ""
@@ -441,11 +443,6 @@ def first_difference(runner: Runner, case: Case, params: Params) -> str:
 
 def _trace(runner: Runner, case: Case, params: Params) -> Answer:
     return runner.run(case, params, trace=True)
-
-
-def _find_value(got: Values, name: str) -> Array | None:
-    """The value of a node; in model.py one of two outputs of the root has the output's name alone."""
-    return got.get(name, got.get(name.rpartition(".")[2]) if name.count(".") == 1 else None)
 
 
 def _is_close(wanted: Array, got: Array, tolerance: float) -> bool:

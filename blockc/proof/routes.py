@@ -6,7 +6,7 @@ again until each token of the proof is far from another choice; then every backe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,19 +108,18 @@ def differing_route(routes: Sequence[str], case: Case, wanted: list[Arrays], got
             name
             for name in routes
             for truth, answer, new in zip(wanted, got, case.slices, strict=True)
-            for theirs in _find_choice(answer, name)
+            if (theirs := find_value(answer, f"{name}.chosen")) is not None
             if not _choose_alike(truth[f"{name}.chosen"], theirs, case.attention_mask[:, new])
         ),
         "",
     )
 
 
-def _find_choice(values: Arrays, name: str) -> Iterator[Array]:
-    """The experts that a backend chose, where it shows them: in model.py they are a local of the layer's part."""
-    for each in (f"{name}.chosen", f"{name.rpartition('.')[0]}.chosen"):
-        if each in values:
-            yield values[each]
-            return
+def find_value(values: Arrays, name: str) -> Array | None:
+    """The value of a node, if a backend shows it; in model.py one of several outputs has the output's name alone."""
+    node, _, output = name.rpartition(".")
+    outer = node.rpartition(".")[0]
+    return values.get(name, values.get(f"{outer}.{output}" if outer else output))
 
 
 def _choose_alike(wanted: Array, got: Array, mask: Array) -> bool:

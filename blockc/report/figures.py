@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from blockc.ir import Function, Node, Param, inline, is_call, parameters_of
-from blockc.report.graph import ONE_TOKEN, Graph, Scores, common_value, count_learned, flops_of, holds_scores, is_norm
+from blockc.report.graph import (
+    ONE_TOKEN,
+    Graph,
+    Scores,
+    common_value,
+    count_learned,
+    flops_of,
+    holds_scores,
+    is_norm,
+    own_flops_of,
+)
 
 
 @dataclass(frozen=True)
@@ -121,18 +131,26 @@ def _count_around_layers(root: Function) -> tuple[dict[str, int], dict[str, int]
 
 
 def count_flops(graph: Graph, context: int) -> Flops:
-    """A token's matmuls do not grow with the context; its attention costs so much a key."""
-    matmul = sum(graph.times(n.name) * flops_of(n, ONE_TOKEN) for n in graph.flat.nodes if not holds_scores(n))
+    """A token's matmuls do not grow with the context; its attention costs so much a key, maybe less in a prefill.
+
+    A model is trained on whole sequences, and the figure is that of the last token there.
+    """
+    matmul = sum(graph.times(n.name) * _matmul_flops(n) for n in graph.flat.nodes)
     attention = sum(times * s.pair_flops * s.keys(context) for s, times in graph.scores.items())
+    whole = sum(times * s.whole_flops * s.keys(context) for s, times in graph.scores.items())
     return Flops(
         matmul_per_token=matmul,
         attention_per_token=attention,
         per_token=matmul + attention,
-        prefill=context * matmul + sum(times * s.pair_flops * s.pairs(context) for s, times in graph.scores.items()),
-        train_per_token=3 * (matmul + attention),  # the backward pass costs twice the forward pass
+        prefill=context * matmul + sum(times * s.whole_flops * s.pairs(context) for s, times in graph.scores.items()),
+        train_per_token=3 * (matmul + whole),  # the backward pass costs twice the forward pass
         attention_share=attention / matmul,
         crossover=crossover_context(graph.scores, matmul),
     )
+
+
+def _matmul_flops(n: Node) -> int:
+    return own_flops_of(n) if holds_scores(n) else flops_of(n, ONE_TOKEN)
 
 
 def crossover_context(scores: Mapping[Scores, int], matmul: int) -> int | None:

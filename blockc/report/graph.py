@@ -9,7 +9,21 @@ from functools import cached_property
 from typing import Literal
 
 from blockc.basics.floats import format_of
-from blockc.ir import Function, Node, Param, Type, Value, callee_of, inline, is_call, layers_of, product, transform
+from blockc.ir import (
+    Function,
+    Node,
+    Param,
+    S,
+    T,
+    Type,
+    Value,
+    callee_of,
+    inline,
+    is_call,
+    layers_of,
+    product,
+    transform,
+)
 from blockc.ops import Alibi, LayerNorm, RmsNorm, Visible, VisibleBothWays
 from blockc.passes import with_cache
 
@@ -22,6 +36,7 @@ class Scores:
 
     kind: str  # of the layer that it stands in
     pair_flops: int  # of one query at one key
+    whole_flops: int  # the same in a prefill
     window: int | None
     sees: Literal["past", "all"]
 
@@ -126,7 +141,7 @@ class Graph:
         steps = n.name.split(".")
         paths = (".".join(steps[:i]) for i in range(len(steps), 0, -1))
         kind = next(kinds[path] for path in paths if path in kinds)
-        return Scores(kind, flops_of(n, ONE_TOKEN), *mask_of(n))
+        return scores_of(n, kind)
 
 
 def _operands_from_root(call: Node) -> tuple[Value, ...]:
@@ -157,6 +172,19 @@ def mask_of(n: Node) -> tuple[int | None, Literal["past", "all"]]:
 
 def flops_of(n: Node, sizes: Mapping[str, int]) -> int:
     return n.op.flops(*(value.type for value in n.inputs)).at(sizes)
+
+
+def scores_of(n: Node, kind: str) -> Scores:
+    """What an attention costs. Its own matrices are multiplied once for each new token, whatever the keys."""
+    given = [value.type for value in n.inputs]
+    whole = [Type(t.dtype, tuple(S if size == T else size for size in t.shape)) for t in given]
+    step, prefill = (n.op.flops(*types).at(ONE_TOKEN) - own_flops_of(n) for types in (given, whole))
+    return Scores(kind, step, prefill, *mask_of(n))
+
+
+def own_flops_of(n: Node) -> int:
+    """FLOPs of one token in the matrices that a node owns."""
+    return 2 * sum(param.size for param in n.params if param.role == "matrix")
 
 
 def common_value(values: Iterable[int]) -> int | None:

@@ -10,12 +10,26 @@ from collections import Counter
 from dataclasses import dataclass, fields
 
 from blockc.ir import Function, Node, Param, Value, callee_of, inline, is_call
-from blockc.ops import Add, Experts, Linear, MergeHeads, Mul, Rotary, Route, Scale, SigmoidGate, SplitHeads
+from blockc.ops import (
+    Add,
+    Experts,
+    LatentAttention,
+    Linear,
+    MergeHeads,
+    Mul,
+    Rotary,
+    Route,
+    Scale,
+    SigmoidGate,
+    Span,
+    SplitHeads,
+)
 from blockc.report.drawing import stream_name
 from blockc.report.figures import sizes_of_layer
 from blockc.report.graph import Graph, holds_scores, is_norm
 
 OPERANDS = ("query", "key", "value")  # of an attention, in this order
+LATENT = ("latents and key", "key", "query", "query")  # of a latent one
 
 
 @dataclass(frozen=True)
@@ -129,7 +143,7 @@ class _BlockReader:
                 return f"{factor:g} * {operands[0]}"
             case MergeHeads():
                 return "concatenated heads"
-            case SplitHeads() | Rotary():
+            case SplitHeads() | Rotary() | Span():
                 return operands[0]
             case _:
                 return f"{'norm' if is_norm(n) else n.op.name}({', '.join(operands)})"
@@ -142,13 +156,15 @@ class _BlockReader:
 
     def describe_output(self, matrix: Node, param: Param) -> str:
         """What a matrix produces: follows the first reader of each value until one shows what it is for."""
+        if isinstance(matrix.op, LatentAttention):
+            return _made_text(matrix.op, param)
         if isinstance(matrix.op, Experts) and _short_name(param) != "down":
             return _short_name(param)
         value, heads, bent = matrix[0], None, False
         while users := self.users.get(value):
             user, operand = users[0]
             if holds_scores(user):
-                return _heads_text(heads, OPERANDS[operand])
+                return _heads_text(heads, (LATENT if isinstance(user.op, LatentAttention) else OPERANDS)[operand])
             if isinstance(user.op, Add) and self.levels[user[0]] is not None:
                 return "stream edit"
             if isinstance(user.op, Mul):
@@ -169,6 +185,12 @@ def _heads_text(split: SplitHeads | None, role: str) -> str:
     if split is None:
         return f"{role}s"
     return f"{split.heads} {role} head{'' if split.heads == 1 else 's'} of {split.head_dim}"
+
+
+def _made_text(op: LatentAttention, param: Param) -> str:
+    """What a matrix makes of the latents, which is never written out where the other order multiplies less."""
+    size, role = (op.v_dim, "value") if param.name.endswith("v_up") else (op.nope, "key")
+    return _heads_text(SplitHeads(op.heads, size), role)
 
 
 def _part_of(n: Node) -> str:

@@ -15,6 +15,7 @@ from blockc.ir import Array, Function
 from blockc.layouts import Layout, load_gguf_layout
 from blockc.weights.companions import read_companions, with_config
 from blockc.weights.float8 import join_scales
+from blockc.weights.mxfp4 import split_mxfp4
 from blockc.weights.safetensors import FileFacts, Shape, locate_in_files, locate_tensors
 
 if TYPE_CHECKING:
@@ -78,11 +79,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
         kept = {**read.companions(), **beside}
         return Checkpoint(folder, read.tensors, (), load_gguf_layout(read.architecture), kept, metadata=read.metadata)
     tensors, files = locate_tensors(path)
-    floats, coded = join_scales(tensors, folder)
+    fours, tensors, told = split_mxfp4(tensors)
+    eights, coded = join_scales(tensors, folder)
+    coded += told
     beside, added = with_config(folder, beside)
     config = read_config_beside(folder / "config.json")
     whole = () if coded else tuple(files)  # a graph cannot point into codes
-    return Checkpoint(folder, floats, whole, None, beside, (*added, *coded), config)
+    return Checkpoint(folder, {**eights, **fours}, whole, None, beside, (*added, *coded), config)
 
 
 def has_weights(folder: Path) -> bool:

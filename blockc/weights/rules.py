@@ -21,10 +21,10 @@ import numpy as np
 
 from blockc.basics.errors import CheckpointError, escape, shorten
 from blockc.basics.floats import INTEGERS
-from blockc.ir import Array, Dtype, Function, Param, callee_of, functions_of, layers_of, parameters_of
+from blockc.ir import Array, Dtype, Function, Node, Param, callee_of, functions_of, layers_of, parameters_of
 from blockc.layouts import HEADS, Item, Layout, LayoutError
 from blockc.layouts.wrapper import Spelling, load_wrapper
-from blockc.ops import Attention, Experts, Rotary, RotaryInterleaved
+from blockc.ops import Attention, Experts, LatentAttention, Rotary, RotaryInterleaved
 
 Shape = tuple[int, ...]
 
@@ -133,17 +133,28 @@ class Rules:
 
 
 def group_sizes(function: Function) -> dict[str, int]:
-    """heads, kv_heads and head_dim, and mlp_width of experts; each only if all parts of the function agree on it."""
+    """heads, kv_heads and head_dim, and mlp_width of experts; each only if all parts of the function agree on it.
+
+    Heads of latent attention have several sizes, and head_dim is what divides them all.
+    """
     found: dict[str, set[int | None]] = {}
     for inner in functions_of(function):
         for n in inner.nodes:
-            if isinstance(n.op, Attention):
-                sizes = {"heads": n.op.heads, "kv_heads": n.op.kv_heads, "head_dim": n.inputs[0].type.shape[-1].value}
-            else:
-                sizes = {"mlp_width": n.op.width} if isinstance(n.op, Experts) else {}
-            for word, size in sizes.items():
+            for word, size in _sizes_of(n).items():
                 found.setdefault(word, set()).add(size)
     return {word: size for word, (size, *rest) in found.items() if size is not None and not rest}
+
+
+def _sizes_of(n: Node) -> dict[str, int | None]:
+    match n.op:
+        case Attention(heads, kv_heads):
+            return {"heads": heads, "kv_heads": kv_heads, "head_dim": n.inputs[0].type.shape[-1].value}
+        case LatentAttention(heads, nope=nope, rope=rope, v_dim=v_dim):
+            return {"heads": heads, "kv_heads": heads, "head_dim": math.gcd(nope, rope, v_dim)}
+        case Experts(width=width):
+            return {"mlp_width": width}
+        case _:
+            return {}
 
 
 def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Patterns:

@@ -19,7 +19,8 @@ def load_experts(
 
     def take(name: str, shape: torch.Size, transposed: bool = False) -> Tensor:
         if name not in tensors:
-            raise KeyError(f"checkpoint: missing {name}")
+            coded = ", whose codes in MXFP4 are not read here" if f"{name}_blocks" in tensors else ""
+            raise KeyError(f"checkpoint: missing {name}{coded}")
         tensor = tensors.pop(name)
         tensor = tensor.mT if transposed else tensor
         if tensor.shape != shape:

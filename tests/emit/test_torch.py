@@ -73,8 +73,9 @@ def _module(twin: Compiled, folder: Path) -> ModuleType:
 def _model(name: str, folder: Path, twin: Compiled | None = None) -> Any:
     model = _module(twin or _twin(name), folder).Model()
     with torch.no_grad():
-        for path, parameter in model.named_parameters():
-            parameter.copy_(torch.from_numpy(_params(name)[path]))
+        for path, held in [*model.named_parameters(), *model.named_buffers()]:
+            if path in _params(name):  # the other buffers are computed
+                held.copy_(torch.from_numpy(_params(name)[path]))
     return model.eval()
 
 
@@ -312,6 +313,7 @@ def test_the_rules_count_what_torch_counts(name: str, size: tuple[int, int, int]
 LAID_OUT = {
     "falcon-40b": "falcon", "gemma2-9b": "gemma2", "gpt-j-6b": "gpt-j", "gpt2": "gpt2", "llama3-8b": "llama",
     "olmo2-7b": "olmo2", "phi-2": "phi", "phi3-mini-4k": "phi3", "pythia-410m": "gpt-neox",
+    "glm4.5-air": "glm-moe", "gpt-oss-20b": "gpt-oss", "granite3.1-1b-a400m": "granite-moe",
     "transformer2017": "",  # its own names
 }  # fmt: skip
 every_layout = pytest.mark.parametrize("name", LAID_OUT)
@@ -322,6 +324,9 @@ PACKED = {
     "falcon-40b": "transformer.h.1.self_attention.query_key_value.weight",
     "phi-2": "model.layers.1.self_attn.dense.weight", "phi3-mini-4k": "model.layers.1.mlp.gate_up_proj.weight",
     "pythia-410m": "gpt_neox.layers.1.attention.query_key_value.weight",
+    "glm4.5-air": "model.layers.1.mlp.experts.3.up_proj.weight",
+    "gpt-oss-20b": "model.layers.1.mlp.experts.gate_up_proj",
+    "granite3.1-1b-a400m": "model.layers.1.block_sparse_moe.input_linear.weight",
 }  # fmt: skip
 
 
@@ -411,10 +416,8 @@ def test_load_names_what_is_not_known(name: str, folder: Path, tmp_path: Path) -
     ("name", "axis"),
     [
         *((name, axis) for name in ("gemma2-9b", "llama3-8b", "transformer2017") for axis in (0, 1)),
-        ("gpt2", 0),
-        ("pythia-410m", 1),
-        ("gpt2", 1),
-        ("pythia-410m", 0),
+        *((name, axis) for name in ("gpt2", "pythia-410m", "glm4.5-air") for axis in (0, 1)),
+        *(("gpt-oss-20b", axis) for axis in (0, 1, 2)),
     ],
 )
 def test_load_names_what_has_another_shape(name: str, axis: int, folder: Path, tmp_path: Path) -> None:
@@ -425,6 +428,17 @@ def test_load_names_what_has_another_shape(name: str, axis: int, folder: Path, t
             _module(_twin(name), folder).Model.load(
                 _written({**tensors, PACKED[name]: few}, tmp_path / "model.safetensors")
             )
+
+
+def test_load_passes_over_layers_of_multi_token_prediction(folder: Path, tmp_path: Path) -> None:
+    """But not over one more layer of another kind, nor over one more expert."""
+    tensors, depth = _tensors("glm4.5-air"), _twin("glm4.5-air").spec.top.depth
+    at = f"model.layers.{depth}"
+    more = {f"{at}.eh_proj.weight": np.ones((4, 8)), f"{at}.mlp.experts.0.up_proj.weight": np.ones((4, 4))}
+    _loads("glm4.5-air", {**tensors, **more}, folder, tmp_path)
+    for name in (f"{at}.enorm.weight", "model.layers.1.mlp.experts.8.up_proj.weight"):
+        with pytest.raises(KeyError, match=name):
+            _loads("glm4.5-air", {**tensors, name: np.ones(4)}, folder, tmp_path)
 
 
 def test_load_says_where_there_is_nothing(folder: Path, tmp_path: Path) -> None:

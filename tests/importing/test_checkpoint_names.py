@@ -51,6 +51,8 @@ NEO: Config = {
     **COMMON, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64, "window_size": 4,
     "attention_types": [[["global", "local"], 1]],
 }  # fmt: skip
+MIXED: Config = {**GROUPED, "head_dim": 8, "num_experts_per_tok": 2}
+SPARSE: Config = {**MIXED, "moe_intermediate_size": 24, "num_experts": 4}
 # By model type a small config, and the keys that choose which tensors there are ("" chooses several
 # at once): every combination is built.
 KINDS: dict[str, tuple[Config, dict[str, tuple[Any, ...]]]] = {
@@ -71,21 +73,39 @@ KINDS: dict[str, tuple[Config, dict[str, tuple[Any, ...]]]] = {
     "gemma3_text": (GEMMA, {"attention_bias": (False, True)}),
     "glm": ({**GROUPED, "head_dim": 8}, {"attention_bias": (False, True)}),
     "glm4": ({**GROUPED, "head_dim": 8}, {"attention_bias": (False, True)}),
+    "glm4_moe": (
+        {**MIXED, "moe_intermediate_size": 24, "n_routed_experts": 8, "num_hidden_layers": 3, "n_shared_experts": 2},
+        {
+            "attention_bias": (False, True), "use_qk_norm": (False, True),
+            "": (
+                {"first_k_dense_replace": 0}, {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
+                {"first_k_dense_replace": 2, "norm_topk_prob": False},
+            ),
+        },
+    ),
     "gpt2": (OLD, {}),
     "gpt_bigcode": (OLD, {"multi_query": (False, True)}),
     "gpt_neo": (NEO, {}),
     "gpt_neox": (BASE, {"attention_bias": (False, True), "use_parallel_residual": (False, True)}),
+    "gpt_oss": ({**MIXED, "num_local_experts": 4, "sliding_window": 4}, {"attention_bias": (True, False)}),
     "gptj": ({**OLD, "rotary_dim": 4}, {}),
     "granite": (GROUPED, {"attention_bias": (False, True), "mlp_bias": (False, True)}),
+    "granitemoe": ({**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, {"attention_bias": (False, True)}),
     "helium": ({**GROUPED, "head_dim": 8}, {"attention_bias": (False, True), "mlp_bias": (False, True)}),
     "hunyuan_v1_dense": ({**GROUPED, "head_dim": 8}, {"attention_bias": (False, True)}),
     "llama": (GROUPED, {"attention_bias": (False, True), "mlp_bias": (False, True)}),
+    "minimax_m2": ({**MIXED, "num_local_experts": 4}, {"rotary_dim": (4, 8)}),
     "mistral": (GROUPED, {}),
+    "mixtral": ({**MIXED, "num_local_experts": 4}, {"sliding_window": (None, 4)}),
     "mpt": ({"vocab_size": 97, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}, {}),
     "nemotron": (GROUPED, {"attention_bias": (False, True), "mlp_bias": (False, True)}),
     "olmo": (GROUPED, {"attention_bias": (False, True)}),
     "olmo2": (GROUPED, {"attention_bias": (False, True)}),
     "olmo3": (GROUPED, {"attention_bias": (False, True)}),
+    "olmoe": (
+        {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2},
+        {"attention_bias": (False, True), "norm_topk_prob": (False, True)},
+    ),
     "opt": (OPT, {
         "enable_bias": (False, True), "do_layer_norm_before": (True, False), "word_embed_proj_dim": (32, 16),
     }),
@@ -93,7 +113,17 @@ KINDS: dict[str, tuple[Config, dict[str, tuple[Any, ...]]]] = {
     "phi": (GROUPED, {}),
     "phi3": (GROUPED, {}),
     "qwen2": (GROUPED, {}),
+    "qwen2_moe": (
+        {**SPARSE, "shared_expert_intermediate_size": 40, "num_hidden_layers": 3},
+        {"": ({}, {"qkv_bias": False, "norm_topk_prob": True}, {"decoder_sparse_step": 2},
+              {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2, "mlp_only_layers": [1]})},
+    ),
     "qwen3": (GROUPED, {"attention_bias": (False, True)}),
+    "qwen3_moe": (
+        {**SPARSE, "num_hidden_layers": 4},
+        {"attention_bias": (False, True), "norm_topk_prob": (False, True),
+         "": ({}, {"decoder_sparse_step": 2, "mlp_only_layers": [3]})},
+    ),
     "seed_oss": (
         {**GROUPED, "head_dim": 8},
         {"attention_bias": (False, True), "attention_out_bias": (False, True), "mlp_bias": (False, True)},
@@ -118,10 +148,15 @@ def combinations(choices: Mapped[str, tuple[Any, ...]]) -> Iterator[Config]:
 def saved(folder: Path, config: Any, kind: str = "AutoModelForCausalLM") -> Any:
     """A model of random weights, no bias or gain of which is 0 or 1, as transformers saves it."""
     torch.manual_seed(3)
-    model = getattr(outside, kind).from_config(config, attn_implementation="eager").eval()
+    model = (
+        getattr(outside, kind).from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
+    )
     with torch.no_grad():
         for param in model.parameters():
             param.copy_(0.25 * torch.randn_like(param) + (0.5 if param.ndim == 1 else 0))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer))
     model.save_pretrained(folder)
     return model
 

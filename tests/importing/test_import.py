@@ -35,6 +35,7 @@ from blockc.language.fmt import format_spec
 from blockc.language.spec import Document, Spec, from_tree, load, resolve_spec
 from blockc.layouts import load_layout
 from blockc.pipeline.compiled import compile_spec
+from blockc.report import make_report
 from blockc.source import SpecError, override, parse, render_finding, to_plain
 from blockc.source.jsontext import parse_json
 from blockc.weights.rules import group_sizes, pack, patterns, rules, unpack
@@ -90,10 +91,20 @@ def test_a_published_config_gives_the_published_model(name: str, tmp_path: Path)
     row = ROWS[name]
     made = spec(row["hf_config"])
     function = build_graph(elaborate(made))
-    assert sum(param.size for param in parameters_of(function).values()) == row["parameters"]
+    assert sum(param.size for param in parameters_of(function).values()) == row["parameters"] + row.get("buffers", 0)
     patterns(load_layout(made.top.checkpoint or ""), function, group_sizes(function))
     (tmp_path / "config.json").write_text(json.dumps(row["hf_config"]))
     assert compare_config(read_config_beside(tmp_path / "config.json"), function, made.top.context) == []
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "active_parameters" in row])
+def test_a_published_mixture_has_the_figures_of_its_code(name: str) -> None:
+    row, made = ROWS[name], spec(ROWS[name]["hf_config"])
+    decoder = elaborate(made)
+    report = make_report(made, decoder, build_graph(decoder))
+    found = {"parameters": report.parameters.total, "active_parameters": report.parameters.active}
+    found |= {"buffers": report.parameters.buffers, "kv_values_per_token": report.kv_cache.values_per_token}
+    assert found == {key: row[key] for key in found}
 
 
 def test_every_model_type_has_a_published_config() -> None:
@@ -120,10 +131,13 @@ WRITTEN = {
     "gemma3-4b": "google/gemma-3-4b-it (text)",
     "glm4-9b": "THUDM/glm-4-9b-chat-hf",
     "glm4-9b-0414": "THUDM/GLM-4-9B-0414",
+    "glm4.5-air": "zai-org/GLM-4.5-Air",
     "gpt-j-6b": "EleutherAI/gpt-j-6b",
     "gpt-neo-125m": "EleutherAI/gpt-neo-125m",
+    "gpt-oss-20b": "openai/gpt-oss-20b",
     "gpt2": "openai-community/gpt2",
     "granite3.0-8b": "ibm-granite/granite-3.0-8b-base",
+    "granite3.1-1b-a400m": "ibm-granite/granite-3.1-1b-a400m-instruct",
     "helium1-preview-2b": "kyutai/helium-1-preview-2b",
     "hy-mt2-7b": "tencent/Hy-MT2-7B",
     "internlm2-7b": "internlm/internlm2-7b",
@@ -131,12 +145,15 @@ WRITTEN = {
     "llama3-70b": "meta-llama/Meta-Llama-3-70B",
     "llama3.1-405b": "meta-llama/Llama-3.1-405B",
     "llama3.2-1b": "meta-llama/Llama-3.2-1B",
+    "minimax-m2": "MiniMaxAI/MiniMax-M2",
     "minitron-4b": "nvidia/Minitron-4B-Base",
     "mistral-7b": "mistralai/Mistral-7B-v0.1",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
     "mpt-7b": "mosaicml/mpt-7b",
     "nanogpt": "nanoGPT default (124M, vocab 50304, bias False)",
     "olmo2-7b": "allenai/OLMo-2-1124-7B",
     "olmo3-7b": "allenai/Olmo-3-7B-Instruct",
+    "olmoe-1b-7b": "allenai/OLMoE-1B-7B-0924",
     "opt-125m": "facebook/opt-125m",
     "opt-350m": "facebook/opt-350m",
     "persimmon-8b": "adept/persimmon-8b-base",
@@ -144,8 +161,10 @@ WRITTEN = {
     "phi-4-mini": "microsoft/Phi-4-mini-instruct",
     "phi3-mini-4k": "microsoft/Phi-3-mini-4k-instruct",
     "pythia-410m": "EleutherAI/pythia-410m",
+    "qwen1.5-moe-a2.7b": "Qwen/Qwen1.5-MoE-A2.7B",
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
     "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
     "santacoder": "bigcode/gpt_bigcode-santacoder",
     "seed-oss-36b": "ByteDance-Seed/Seed-OSS-36B-Instruct",
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",

@@ -98,7 +98,6 @@ LATER = [
     ("«encoder»: {}", "encoder"),
     ("«mamba»: {}", "mamba"),
     ("attention: {heads: 2, «output_gate»: true}", "output_gate"),
-    ("attention: {heads: 2, «latent»: {kv_rank: 4}}", "latent"),
     ("mlp: {type: relu, width: 4, «experts»: {count: 4, active: 2}}", "experts"),
 ]
 

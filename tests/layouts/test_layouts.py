@@ -46,7 +46,12 @@ IMPORTED: dict[str, dict[str, Any]] = {
         "model_type": "falcon", "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False,
         "hidden_size": 128, "num_attention_heads": 8,
     },
+    "glm-moe": {
+        "model_type": "glm4_moe", "hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "head_dim": 16, "use_qk_norm": True,
+    },
     "opt": {"model_type": "opt", "hidden_size": 128, "num_attention_heads": 8, "word_embed_proj_dim": 64},
+    "qwen-moe": {"model_type": "qwen3_moe", "head_dim": 64, "decoder_sparse_step": 2},
     "stablelm-parallel": {"model_type": "stablelm", "use_parallel_residual": True, "use_qkv_bias": True},
 }  # fmt: skip
 

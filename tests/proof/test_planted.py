@@ -154,6 +154,29 @@ BUGS = (
     Bug(
         "a residual dropped", "llama3-8b", "after_mlp = after_attention + mlp", "after_mlp = mlp", "layers.0.after_mlp"
     ),
+    Bug(
+        "the selection bias weighs",
+        "minimax-m2",
+        "weights = scores.gather(-1, experts)",
+        "weights = choice.gather(-1, experts)",
+        "layers.0.mlp.route.weights",
+    ),
+    Bug("weights not normalised", "qwen3-30b-a3b", "if normalise:", "if not normalise:", "layers.0.mlp.route.weights"),
+    Bug("gate and up exchanged", "mixtral-8x7b", "self.act(gate, up)", "self.act(up, gate)", "layers.0.mlp.experts"),
+    Bug(
+        "weights in the order of tokens, for rows in the order of experts",
+        "olmoe-1b-7b",
+        "weights.flatten()[order]",
+        "weights.flatten()",
+        "layers.0.mlp.experts",
+    ),
+    Bug(
+        "the shared expert not gated",
+        "qwen1.5-moe-a2.7b",
+        "torch.sigmoid(shared_gate) * shared",
+        "shared",
+        "layers.0.mlp.gated_shared",
+    ),
     Bug("tanh GELU made exact", "gpt2", 'F.gelu(up, approximate="tanh")', "F.gelu(up)", "layers.0.mlp.activated"),
     Bug(
         "exact GELU made tanh", "pythia-410m", "F.gelu(up)", 'F.gelu(up, approximate="tanh")', "layers.0.mlp.activated"
@@ -194,6 +217,22 @@ def test_a_bug_in_model_py_is_caught_and_named(bug: Bug, tmp_path: Path) -> None
     print(f"{bug.name}: {row.error / TOLERANCE['float32']:.0f} times the tolerance")
     assert 10 * TOLERANCE["float32"] < row.error < float("inf"), row
     assert row.differs == bug.node
+
+
+def test_other_experts_are_seen_before_any_logits(tmp_path: Path) -> None:
+    """Experts whose scores are nearly those of the others: the logits would hardly differ."""
+    out = built("mixtral-8x7b", tmp_path)
+
+    def plant(data: bytes) -> bytes:
+        old = "experts = choice.topk(active, dim=-1).indices"
+        assert old in data.decode()
+        new = "experts = choice.topk(active + 1, dim=-1).indices[..., 1:]"
+        return data.decode().replace(old, new).encode()
+
+    edited(out, "model.py", plant)
+    proof = prove(compile_spec(load(out / "spec.resolved.yaml")), out / "model.py", targets=(), only=("full",))
+    (row,) = (row for row in proof.rows if not row.holds)
+    assert (row.backend, row.error, row.differs) == ("torch", float("inf"), "layers.0.mlp.route: other experts")
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gemma2-9b", "gpt2", "pythia-410m"])

@@ -10,6 +10,7 @@ from pydantic import Field
 from blockc.diagnostics.meaning import ALIBI, BIAS_TWICE, HEADS, INERT, KV_HEADS, SINKS, WINDOW
 from blockc.ir import Value, apply
 from blockc.language.parts.base import NOTHING, KindName, Lent, Mark, Model, OrNone, Part, Problem, Scope, Shared
+from blockc.language.parts.latent import UNDEFINED, Latent
 from blockc.language.parts.norm import QkNorm, SubNorm, VNorm
 from blockc.language.parts.numbers import Positive, PositiveFloat
 from blockc.language.parts.rope import Rope
@@ -56,6 +57,11 @@ class Attention(Part):
     head_dim: OrNone[Positive] = Field(
         default=None,
         description="Numbers of one head's query, key and value. Absent or none: width / heads, which must divide.",
+    )
+    latent: OrNone[Latent] = Field(
+        default=None,
+        description="Keys and values are made of one small vector a token, which is what the cache holds. Absent or "
+        "none: each has a matrix.",
     )
     scale: OrNone[PositiveFloat] = Field(
         default=None, description="Number that the scores q k^T are multiplied by. Absent or none: head_dim^-0.5."
@@ -116,10 +122,11 @@ class Attention(Part):
     )
 
     def resolve(self, width: int) -> Attention:
-        head_dim = self.head_dim or width // self.heads
+        """Heads of latent keys and values have the sizes that latent says, and no others."""
+        head_dim = self.key_dim or width // self.heads
         derived = {
-            "kv_heads": self.kv_heads or self.heads,
-            "head_dim": head_dim,
+            "kv_heads": None if self.latent else self.kv_heads or self.heads,
+            "head_dim": None if self.latent else head_dim,
             "scale": float(self.scale or head_dim**-0.5),
             "bias": tuple(m for m in ("q", "k", "v", "o") if m in self.bias),
             "rope": self.rope.resolve(head_dim) if self.rope else None,
@@ -128,6 +135,16 @@ class Attention(Part):
             "sinks": self.sinks or None,
         }
         return self.model_copy(update=derived)
+
+    @property
+    def key_dim(self) -> int | None:
+        """Numbers of one head's query and key, where they are said."""
+        return self.latent.head_dim if self.latent else self.head_dim
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several query heads read one key-value head; of those that latent makes, each has its own."""
+        return self.kv_heads not in (None, self.heads)
 
     def few_heads(self, grouped: bool) -> tuple[int, int]:
         """The heads of a twin and their key-value heads, `grouped` where any attention of the model has fewer of these.
@@ -145,11 +162,13 @@ class Attention(Part):
         sizes = {key: words[key] for key in ("heads", "kv_heads", "head_dim") if key in words}
         own = {key: size if isinstance(size, int) else None for key, size in sizes.items()}
         a = self.model_copy(update=own).resolve(twin.was)
-        was, head_dim = a.head_dim or 1, twin.scale_by_heads(a.head_dim or 1)
+        was = a.key_dim or 1
+        head_dim = a.latent.least_head_dim if a.latent else twin.scale_by_heads(was)
         heads, kv_heads = a.few_heads(twin.grouped)
         new = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         edits: Edits = {key: new[key] for key, size in own.items() if size is not None}
-        if "heads" in said.entries and "head_dim" not in said.entries and heads * head_dim != twin.width:
+        whole = a.latent is not None or heads * head_dim == twin.width
+        if "heads" in said.entries and "head_dim" not in said.entries and not whole:
             edits["head_dim"] = head_dim
         scale = words.get("scale")
         if isinstance(scale, int | float) and scale != 1:  # 1 is no scaling, whatever the head
@@ -157,7 +176,7 @@ class Attention(Part):
         return edits
 
     def problems(self, width: int, context: int) -> Iterator[Problem]:
-        if self.head_dim is None and width % self.heads:
+        if self.key_dim is None and width % self.heads:
             near = _divisors_near(width, self.heads)
             yield Problem(
                 HEADS,
@@ -179,9 +198,11 @@ class Attention(Part):
         if len(set(self.bias)) < len(self.bias):
             yield Problem(BIAS_TWICE, ("bias",), "a matrix is named twice", "each of q, k, v, o at most once")
         yield from self._window_problems(context)
-        if self.rope:
-            head_dim = self.head_dim or width // self.heads
-            for problem in self.rope.problems(head_dim, context):
+        of_latent = list(self._latent_problems())
+        yield from of_latent
+        if self.rope and not of_latent:
+            turned = self.latent.rope_dim if self.latent else self.head_dim or width // self.heads
+            for problem in self.rope.problems(turned, context):
                 yield problem.under("rope")
         for key, norm in (("qk_norm", self.qk_norm), ("v_norm", self.v_norm), ("sub_norm", self.sub_norm)):
             for problem in norm.problems() if norm else ():
@@ -194,6 +215,11 @@ class Attention(Part):
         if self.alibi and not self.causal:
             yield Problem(ALIBI, ("alibi",), "alibi looks back, and causal: false looks both ways", "no alibi",
                           also=(("causal", ("causal",)),))  # fmt: skip
+
+    def _latent_problems(self) -> Iterator[Problem]:
+        if self.latent is not None:
+            said = [key for key in UNDEFINED if getattr(self, key)]
+            yield from self.latent.problems(said, self.rope)
 
     def _inert_problems(self) -> Iterator[Problem]:
         """What is said of keys and values that this attention does not make."""
@@ -225,39 +251,55 @@ class Attention(Part):
                           also=(("causal", ("causal",)),))  # fmt: skip
 
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
-        a = self.resolve(scope.width)
-        heads, kv_heads, head_dim, scale = a.heads, a.kv_heads or 0, a.head_dim or 0, a.scale or 0.0
-        inner = Scope(scope.width)
-        (mask,) = inner.ask(a._mask)
-        q = a._in_heads(a._flat(inner, "q", place), "q", place)
-        lent, borrowed = Lent(label, kv_heads, head_dim), a.kv_from is not None
-        k, v = inner.ask(lent) if borrowed else a._keys_and_values(inner, place)
-        if a.rope:
-            table = a.rope.table_op(head_dim)
-            read = ("position_ids",) if table.by_length is None else ("position_ids", "length")
-            cos, sin = inner.ask(Shared("rotary", table, read))
-            rotary = a.rope.rotary_op(head_dim)
+        a, inner = self.resolve(scope.width), Scope(scope.width)
+        mixed = a._mix_latent(inner, place) if a.latent else a._mix(scope, inner, label, place)
+        joined = apply(MergeHeads(), mixed, name="joined", place=place)
+        size = a.heads * (a.latent.v_dim if a.latent else a.head_dim or 0)
+        if a.sub_norm:
+            joined = a.sub_norm.apply_to(joined, size, place)
+        o = apply(Linear(size, scope.width, "o" in a.bias), joined, name="o", place=place)
+        return scope.call(inner.close("Attention", o, a._doc), x, name=label, place=place)
+
+    def _mix_latent(self, inner: Scope, place: Place | None) -> Value:
+        """The heads before they are joined, of latent keys and values."""
+        assert self.latent is not None and self.rope is not None
+        (mask,) = inner.ask(self._mask)
+        operands = self.latent.operands(self.heads, self.rope, inner, place)
+        return apply(self.latent.op(self.heads, self.scale or 0.0), *operands, mask, name="mixed", place=place)
+
+    def _mix(self, scope: Scope, inner: Scope, label: str, place: Place | None) -> Value:
+        """The heads before they are joined."""
+        heads, kv_heads, head_dim, scale = self.heads, self.kv_heads or 0, self.head_dim or 0, self.scale or 0.0
+        (mask,) = inner.ask(self._mask)
+        q = self._in_heads(self._flat(inner, "q", place), "q", place)
+        lent, borrowed = Lent(label, kv_heads, head_dim), self.kv_from is not None
+        k, v = inner.ask(lent) if borrowed else self._keys_and_values(inner, place)
+        if self.rope:
+            cos, sin = inner.ask(self.rope.shared_table(head_dim))
+            rotary = self.rope.rotary_op(head_dim)
             q = apply(rotary, q, cos, sin, name="q_rotated", place=place)
-            q = a._behind_rope(q, "q", place)
+            q = self._behind_rope(q, "q", place)
             if not borrowed:
                 k = apply(rotary, k, cos, sin, name="k_rotated", place=place)
-                k = a._behind_rope(k, "k", place)
+                k = self._behind_rope(k, "k", place)
         if label in scope.lends:
             inner.lent[lent] = k, v
-        op = AttentionOp(heads, kv_heads, scale, a.softcap, biased=a.alibi is not None, borrowed=borrowed)
+        op = AttentionOp(heads, kv_heads, scale, self.softcap, biased=self.alibi is not None, borrowed=borrowed)
         sinks: tuple[Value, ...] = ()
-        if a.sinks:
+        if self.sinks:
             op = SinkAttention(heads, kv_heads, scale, borrowed=borrowed)
             sinks = (apply(Sinks(heads), name="sinks", place=place),)
-        mixed = apply(op, q, k, v, mask, *sinks, name="mixed", place=place)
-        joined = apply(MergeHeads(), mixed, name="joined", place=place)
-        if a.sub_norm:
-            joined = a.sub_norm.apply_to(joined, heads * head_dim, place)
-        o = apply(Linear(heads * head_dim, scope.width, "o" in a.bias), joined, name="o", place=place)
-        read = "heads" if kv_heads > 1 else "head"
-        groups = f"query heads of {head_dim} read {kv_heads} key-value {read}"
-        doc = f"{heads} {f'heads of {head_dim}' if heads == kv_heads else groups}{a._details}."
-        return scope.call(inner.close("Attention", o, doc), x, name=label, place=place)
+        return apply(op, q, k, v, mask, *sinks, name="mixed", place=place)
+
+    @property
+    def _doc(self) -> str:
+        """What the emitted class is, of a resolved part."""
+        if self.latent is not None:
+            sizes = f"{self.latent.nope_dim} + {self.latent.rope_dim} turned"
+            return f"{self.heads} heads of {sizes}, keys and values made of {self.latent.kv_rank}{self._details}."
+        read = "heads" if self.kv_heads != 1 else "head"
+        groups = f"query heads of {self.head_dim} read {self.kv_heads} key-value {read}"
+        return f"{self.heads} {groups if self.grouped else f'heads of {self.head_dim}'}{self._details}."
 
     @property
     def _details(self) -> str:

@@ -118,7 +118,8 @@ class Experts(Model):
             message = f"{groups.active} of {groups.count} groups are chosen from"
             yield Problem(EXPERT_GROUPS, (*at, "active"), message, f"at most {groups.count}", str(groups.active))
         elif groups.active * size < self.active:
-            message = f"{groups.active} groups of {size} hold {groups.active * size} experts, and a token takes more"
+            held = f"{groups.active} group{'s' * (groups.active > 1)} of {size}"
+            message = f"a token takes {self.active} experts, of {held}"
             yield Problem(EXPERT_GROUPS, (*at, "active"), message, f"at least {-(-self.active // size)}",
                           str(groups.active), also=(("experts of a token", ("active",)),))  # fmt: skip
         if groups.score == "top2_sum" and size < 2:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from blockc.diagnostics.meaning import ROPE_BANDS, ROPE_LENGTH, ROPE_LISTS, ROPE_ODD, ROPE_PART
-from blockc.language.parts.base import Mark, Model, OrNone, Problem
+from blockc.language.parts.base import Mark, Model, OrNone, Problem, Shared
 from blockc.language.parts.numbers import AtLeastOne, Positive, PositiveFloat
 from blockc.language.parts.twin import LENGTH, AtMost, OfHeads, OnePerPair
 from blockc.ops import (
@@ -309,6 +309,11 @@ class Rope(Model):
         width, moving = self.width(head_dim), self.turning_pairs(head_dim)
         rule: ScalingRule | None = self.scaling.rule(self.theta, width) if self.scaling else None
         return RotaryTable(float(self.theta), moving, width, width // 2 - moving, rule, self.amplitude)
+
+    def shared_table(self, head_dim: int) -> Shared:
+        """The cosines and sines, which layers that turn alike share."""
+        table = self.table_op(head_dim)
+        return Shared("rotary", table, ("position_ids",) if table.by_length is None else ("position_ids", "length"))
 
     @property
     def original(self) -> int | None:

@@ -46,7 +46,7 @@ FOREIGN = {
 # Refused, and said to be so. A word of two parts is reserved under that key alone.
 RESERVED = """
     encoder decoder cross_attention conv mamba delta relative_bias streams side_inputs
-    output_gate latent experts
+    output_gate experts
 """.split()  # noqa: SIM905 - a table, not a list
 
 

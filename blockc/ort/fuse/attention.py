@@ -16,6 +16,7 @@ from blockc.ops import (
     Extend,
     HeadGain,
     KeyPositions,
+    LatentAttention,
     LayerNorm,
     MergeHeads,
     QueryPositions,
@@ -46,6 +47,7 @@ from blockc.ort.ops.step import HIDDEN
 
 # With a softcap or in half precision, the kernel gives NaN for a row whose every score is -inf.
 LOW = -3e4
+LATENT = "its keys and values are made of latents, and the kernel keeps keys and values, of one size"
 OpT = TypeVar("OpT")
 
 
@@ -112,7 +114,9 @@ def fuse_attentions(rewrite: Rewrite) -> None:
     matched: list[_Match] = []
     failed: list[SkippedNode] = []
     for n in rewrite.old.nodes:
-        if isinstance(n.op, Attention):
+        if isinstance(n.op, LatentAttention):
+            failed.append(SkippedNode(n.name, LATENT))
+        elif isinstance(n.op, Attention):
             try:
                 matched.append(_match(rewrite, n))
             except Mismatch as why:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from blockc.importing.figures import figures_by_layer, gather
 from blockc.ir import Fact, Function, Node, ancestors_of, callee_of, inline, layers_of
-from blockc.ops import Attention, LayerNorm, RmsNorm, Rotary, RotaryTable
+from blockc.ops import Attention, LatentAttention, LayerNorm, RmsNorm, Rotary, RotaryTable
 from blockc.ops.base import Activation
 
 Facts = Mapping[str, frozenset[Fact]]
@@ -72,7 +72,7 @@ def _norm_facts(nodes: Iterable[Node]) -> Iterator[tuple[str, Fact]]:
 
 def _branch_facts(layer: Function) -> Iterator[tuple[str, Fact]]:
     """Whether no MLP of the layer reads the output of an attention of it; nothing for a layer without both."""
-    attentions = {n for n in layer.nodes if isinstance(n.op, Attention)}
+    attentions = {n for n in layer.nodes if isinstance(n.op, Attention | LatentAttention)}
     activated = [n for n in layer.nodes if isinstance(n.op, Activation)]
     if attentions and activated:
         yield "parallel branches", not attentions & ancestors_of(activated)
