@@ -86,7 +86,7 @@ def _inputs(model: Any, batch: int, tokens: int, past: int, vocab: int = 16) -> 
     mask = torch.ones(batch, past + tokens, dtype=torch.long)
     mask[-1, : min(past, 1)] = 0
     positions = (mask.cumsum(1) - 1).clamp(min=0)[:, past:]
-    shapes = [[(batch, heads, past, dim) for heads, dim in layer] for layer in _heads(model)]
+    shapes = [[(batch, *state[1:-2], past, state[-1]) for state in layer] for layer in _held(model)]
     return {
         "input_ids": torch.randint(0, vocab, (batch, tokens), generator=seed),
         "attention_mask": mask,
@@ -95,11 +95,11 @@ def _inputs(model: Any, batch: int, tokens: int, past: int, vocab: int = 16) -> 
     }
 
 
-def _heads(model: Any) -> list[list[tuple[int, int]]]:
-    """Of the keys and values of each layer."""
+def _held(model: Any) -> list[list[tuple[int, ...]]]:
+    """The shapes of the states of each layer, whose tokens are along the axis before the last."""
     with torch.no_grad():
         held = model(torch.zeros(1, 2, dtype=torch.long), use_cache=True).past_key_values
-    return [[(state.shape[1], state.shape[3]) for state in layer] for layer in held]
+    return [[tuple(state.shape) for state in layer] for layer in held]
 
 
 def _flat(inputs: Inputs) -> dict[str, Tensor]:
@@ -189,7 +189,9 @@ def _shapes(inputs: Inputs) -> Inputs:
         "input_ids": {0: batch, 1: new},
         "attention_mask": {0: batch, 1: total},
         "position_ids": {0: batch, 1: new},
-        "past_key_values": tuple(tuple({0: batch, 2: past} for _ in layer) for layer in inputs["past_key_values"]),
+        "past_key_values": tuple(
+            tuple({0: batch, state.dim() - 2: past} for state in layer) for layer in inputs["past_key_values"]
+        ),
     }
 
 
