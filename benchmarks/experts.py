@@ -1,9 +1,9 @@
 """A mixture of experts in ONNX: the Loop of the standard dialect beside onnxruntime's own kernel, turn by turn.
 
-python -m benchmarks.experts [TURNS]     9 turns; W 1024, F 512, 8 of 64 experts, one thread
+python -m benchmarks.experts [TURNS [QUANT]]     9 turns; W 1024, F 512, 8 of 64 experts, one thread
 
 A turn is A B, the next one B A, in one process on one thread, the route included. Medians in milliseconds, and of the
-turns' ratios.
+turns' ratios. With a recipe such as int4, both multiply by codes: the kernel by QMoE, the Loop in floats.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ import numpy as np
 import onnxruntime
 
 from blockc.emit.onnx import embed_arrays, emit_onnx, serialise
+from blockc.graph.quant import Quant, parse_quant
 from blockc.graph.target import Target
-from blockc.ir import Array, B, Function, Input, Node, S, node, tensor
-from blockc.ir.derive import add_derived
+from blockc.ir import Array, B, Function, Input, Node, S, node, parameters_of, tensor
+from blockc.ir.derive import PassResult, add_derived
 from blockc.ops import Experts, Route, Silu
 from blockc.ort.fuse import fuse
+from blockc.ort.lowering import swaps_for
+from blockc.ort.quantise import QuantiseMatrices
 from blockc.weights.rules import random_parameters
 
 WIDTH, INNER, COUNT, ACTIVE = 1024, 512, 64, 8
@@ -37,16 +40,20 @@ def make_layer() -> Function:
     return Function("Layer", (x, logits), (("y", experts[0]),))
 
 
-def open_graphs(layer: Function) -> dict[str, onnxruntime.InferenceSession]:
+def open_graphs(layer: Function, quant: Quant | None) -> dict[str, onnxruntime.InferenceSession]:
     """The two graphs with the same random weights."""
     drawn = {path: a.astype(np.float32) for path, a in random_parameters(layer, 0).items()}
     made = fuse(layer, Target("cpu", packed=True))
-    weights = add_derived(drawn, made.derived)
-    return {"loop": _open(layer, weights), "kernel": _open(made.function, weights)}
+    drawn = add_derived(drawn, made.derived)
+    return {"loop": _open(layer, drawn, quant), "kernel": _open(made.function, drawn, quant)}
 
 
-def _open(function: Function, weights: dict[str, Array]) -> onnxruntime.InferenceSession:
-    model = serialise(emit_onnx(function, {}, embed_arrays(weights)))
+def _open(function: Function, drawn: dict[str, Array], quant: Quant | None) -> onnxruntime.InferenceSession:
+    made = PassResult(function) if quant is None else QuantiseMatrices(quant)(function)
+    held = parameters_of(made.function)
+    weights = {path: a for path, a in add_derived(drawn, made.derived).items() if path in held}
+    weights = {path: a.astype(np.float32) if a.dtype.kind == "f" else a for path, a in weights.items()}
+    model = serialise(emit_onnx(made.function, {}, embed_arrays(weights), swaps=swaps_for(Target("cpu"))))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -65,7 +72,7 @@ def time_turn(call: Callable[[], object]) -> float:
 
 def main() -> None:
     turns = int(sys.argv[1]) if len(sys.argv) > 1 else 9
-    sessions = open_graphs(make_layer())
+    sessions = open_graphs(make_layer(), parse_quant(sys.argv[2]) if len(sys.argv) > 2 else None)
     for rows in ROWS:
         random = np.random.RandomState(rows)
         feeds = {

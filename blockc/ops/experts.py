@@ -269,11 +269,13 @@ class Experts(Op):
         return (y,)
 
     def _inside(self, x: Array, e: int, own: dict[str, Array]) -> Array:
-        up = self._linear("up", x, e, own)
-        if not self.gated:
-            return self.act.numpy((up,), ())[0]
-        gate = self._linear("gate", x, e, own)
-        return self.act.numpy((gate, up), ())[0] if self.paired else self.act.numpy((gate,), ())[0] * up
+        return self.activate(*(self._linear(name, x, e, own) for name in (("gate", "up") if self.gated else ("up",))))
+
+    def activate(self, *inner: Array) -> Array:
+        """What down reads, of gate and up, or of up alone."""
+        if self.paired or not self.gated:
+            return self.act.numpy(inner, ())[0]
+        return self.act.numpy(inner[:1], ())[0] * inner[1]
 
     @property
     def formula(self) -> str:

@@ -22,6 +22,7 @@ from blockc.ir.derive import Derivation, round_params
 from blockc.ort.kernels import COMPUTES
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.proof.cases import Case, cases
+from blockc.proof.expert_probes import ExpertProbe, expert_probes_of
 from blockc.proof.probes import KERNEL, Probe, probes_of, why_not_probed
 from blockc.proof.probes import TOLERANCE as OF_KERNELS
 from blockc.proof.routes import Routes, differing_route, find_value, routes_of, widen_margins
@@ -208,7 +209,8 @@ def prove(
 def _probe_kernels(model: Compiled, targets: Sequence[Target], inapplicable: dict[str, str]) -> Iterator[Row]:
     """A run of each kind of product with codes that the targets' graphs have, at the level of a build."""
     for target in targets:
-        probes = list(probes_of(model.flatten(target))) if target.quant else []
+        flat = model.flatten(target)
+        probes = [*probes_of(flat), *expert_probes_of(flat)] if target.quant else []
         if probes and (why := why_not_probed(target)):
             inapplicable[KERNEL] = why
             continue
@@ -216,7 +218,7 @@ def _probe_kernels(model: Compiled, targets: Sequence[Target], inapplicable: dic
             yield run_probe(probe)
 
 
-def run_probe(probe: Probe) -> Row:
+def run_probe(probe: Probe | ExpertProbe) -> Row:
     try:
         error, agreement = probe.run()
     except Exception as failure:  # onnxruntime's errors have no common base

@@ -10,7 +10,7 @@ product that the model has is run by itself, its matrix inside the graph, as in 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -90,14 +90,18 @@ def multiply(op: BlockLinear, x: Array, params: tuple[Array, ...]) -> Array:
 
 
 def draw_inputs(op: BlockLinear, count: int, random: np.random.RandomState) -> Array:
-    """x (1, count, inputs), with columns of outliers, a block of zeros, and no number between two codes.
+    return draw_rows(op.inputs, op.blocks.size, count, random)
+
+
+def draw_rows(width: int, size: int, count: int, random: np.random.RandomState) -> Array:
+    """x (1, count, width), with columns of outliers, a block of zeros, and no number between two codes.
 
     There kernels may differ by the last bit of a scale.
     """
-    x, size = random.randn(1, count, op.inputs), op.blocks.size
+    x = random.randn(1, count, width)
     x[..., 5::97] *= OUTLIER
     x[0, -1, size : 2 * size] = 0
-    for start in range(0, op.inputs, size):
+    for start in range(0, width, size):
         block = x[..., start : start + size]
         steps = np.abs(block).max(-1, keepdims=True) / 127
         codes = block / np.where(steps, steps, 1)
@@ -119,12 +123,17 @@ def draw_params(op: BlockLinear, random: np.random.RandomState) -> tuple[Array, 
 
 def run_kernel(op: BlockLinear, x: Array, params: tuple[Array, ...]) -> Array:
     """The product by onnxruntime, in the graph that the op is written as."""
-    from blockc.emit.onnx import embed_arrays, emit_onnx, serialise
-
     given = Node(Input(tensor("float", *x.shape)), (), "x")[0]
     sums = [node(BlockSums(op.inputs, op.blocks.size), given, name="sums")[0]] if op.blocks.lows else []
     made = node(op, given, *sums, name="product")
     arrays = {param.name: array for param, array in zip(made.params, params, strict=True)}
     function = Function("Product", (given.node,), (("y", made[0]),))
+    return run_function(function, arrays, {"x": x})
+
+
+def run_function(function: Function, arrays: Mapping[str, Array], given: Mapping[str, Array]) -> Array:
+    """y of a function with these parameters, by onnxruntime's own operators."""
+    from blockc.emit.onnx import embed_arrays, emit_onnx, serialise
+
     model = emit_onnx(function, {}, embed_arrays(arrays), swaps=swaps_for(Target("cpu")))
-    return open_session(serialise(model)).run(["y"], {"x": x})[0]
+    return open_session(serialise(model)).run(["y"], dict(given))[0]

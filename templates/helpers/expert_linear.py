@@ -25,8 +25,8 @@ def grouped_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
     return grouped_linear(gradient, weight.mT, ends), grouped_gradient(x, gradient, ends), None
 
 
-grouped_linear.register_fake(lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]))
-grouped_gradient.register_fake(lambda x, gradient, ends: x.new_empty(len(ends), gradient.shape[1], x.shape[1]))
+grouped_linear.register_fake(lambda x, weight, ends: x.new_empty(x.shape[0], weight.shape[1]))
+grouped_gradient.register_fake(lambda x, gradient, ends: x.new_empty(ends.shape[0], gradient.shape[1], x.shape[1]))
 grouped_linear.register_autograd(
     grouped_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
 )

@@ -13,13 +13,20 @@ import pytest
 
 from blockc import api
 from blockc.emit.external import operators_of
+from blockc.graph.quant import Quant, parse_quant
 from blockc.graph.target import Target
 from blockc.ir import Array, Blocks, Param, parameters_of
 from blockc.ir.derive import Derivation, Interleave, PassResult, Quantise, add_derived
 from blockc.language.spec import from_tree
-from blockc.ort.ops import RoutedExperts
+from blockc.ops import ClampedSwiglu
+from blockc.ops.experts import Experts
+from blockc.ort.ops import BlockExperts, RoutedExperts
+from blockc.ort.quantise import find_readers
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof import prove
+from blockc.proof.expert_probes import ExpertProbe
+from blockc.proof.matrix import run_probe
+from blockc.proof.probes import KERNEL
 from blockc.source import parse
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.data import write_data
@@ -199,3 +206,94 @@ def test_memory_holds_no_whole_parameter_of_experts(tmp_path: Path, monkeypatch:
     finally:
         tracemalloc.stop()
     assert peak < 56 << 20
+
+
+# Codes
+
+INT4, INT8, QUALITY = (parse_quant(word) for word in ("int4:16", "int8", "int4:quality"))
+ALIGNED = {name: mlp.replace("width: 20", "width: 32") for name, mlp in MIXTURES.items()}
+
+
+@pytest.mark.parametrize("name", ["clamped", "groups", "over all", "plain"])
+@pytest.mark.parametrize("quant", [INT4, INT8], ids=lambda quant: quant.name)
+def test_experts_of_codes_are_proved_in_the_kernel_and_without_one(name: str, quant: Quant) -> None:
+    model, own, portable = mixture(ALIGNED[name]), replace(PACKED, quant=quant), Target(quant=quant)
+    assert not reasons(model, own)
+    result = prove(
+        model,
+        targets=(own, portable, replace(LINKED, quant=quant)),
+        only={"full", "padded left", "decode"},
+        whole=model,
+    )
+    assert result.complete, result.table()
+    assert [row for row in result.rows if row.backend == KERNEL and "experts in" in row.variant]
+    operators = [kind for _, kind in operators_of(model.onnx(own))]
+    assert operators.count("QMoE") == 2 and "Loop" not in operators
+    operators = [kind for _, kind in operators_of(model.onnx(portable))]
+    assert operators.count("Loop") == 2 and operators.count("DequantizeLinear") >= 4
+
+
+def test_codes_that_the_kernel_does_not_take_are_restored_expert_by_expert() -> None:
+    for mlp, quant, why in (
+        (MIXTURES["softmax"], INT4, "rows of whole blocks of 16"),
+        (ALIGNED["softmax"], QUALITY, "not int4:32 and int8:32"),
+        (ALIGNED["groups"], parse_quant("int4:64"), "rows of whole blocks of 64"),
+    ):
+        model, target = mixture(mlp), replace(PACKED, quant=quant)
+        assert why in reasons(model, target).pop()
+        result = prove(model, targets=(target,), only={"full", "decode"})
+        assert result.complete, result.table()
+        assert [kind for _, kind in operators_of(model.onnx(target))].count("Loop") == 2
+
+
+def test_what_chooses_experts_stays_in_floats_and_gate_and_up_are_stored_alike() -> None:
+    model = mixture(ALIGNED["groups"])
+    at = "layers.0.mlp"
+    for function in (model.graph, model.flatten(PACKED)):
+        readers = find_readers(function)
+        assert not [path for path in readers if "router" in path]
+        assert readers[f"{at}.shared.down.weight"] == [f"{at}.shared.down"]
+        assert readers[f"{at}.experts.down"] == [f"{at}.experts.down"]
+        first = [path for path, names in readers.items() if names == [f"{at}.experts.gate", f"{at}.experts.up"]]
+        assert first == ([f"{at}.experts.inner"] if function is not model.graph else
+                         [f"{at}.experts.gate", f"{at}.experts.up"])  # fmt: skip
+    kept = Quant("some", (("*.experts.down", None), ("*", Blocks(8, 16))))
+    flat = model.flatten(replace(PACKED, quant=kept))
+    ops = [n.op for n in flat.nodes if isinstance(n.op, BlockExperts)]
+    assert [(op.into, op.out) for op in ops] == [(Blocks(8, 16), None)] * 2
+    assert prove(model, targets=(replace(PACKED, quant=kept),), only={"full"}).complete
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_probe_of_experts_holds_and_a_wrong_kernel_does_not(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = Experts(5, 64, 32, ClampedSwiglu(7.0, 1.702), bias=("gate", "up", "down"))
+    probe = ExpertProbe(BlockExperts(RoutedExperts(experts, 2), Blocks(4, 16), Blocks(4, 16)), count)
+    assert run_probe(probe).holds
+    emitted = BlockExperts.onnx
+    changed = {"exact": {"level": 0}, "one expert": {"routed": replace(probe.op.routed, active=1)}}
+    for name, changes in changed.items():
+        monkeypatch.setattr(BlockExperts, "onnx", lambda op, *given, by=changes: emitted(replace(op, **by), *given))
+        row = run_probe(probe)
+        assert not row.holds and row.error > 1e-3, name
+
+
+def test_codes_are_packed_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blockc.weights.quantise.PIECE", 500)
+    model = mixture(ALIGNED["clamped"])
+    params = {path: np.asarray(a, np.float32) for path, a in random_parameters(model.function, 3).items()}
+    file = save(tmp_path / "model.safetensors", params)
+    api.build(model, tmp_path / "out", weights=file, target=Target("cpu", quant=INT8), proof=False)
+    stored = {
+        t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(str(tmp_path / "out" / "model.onnx")).graph.initializer
+    }
+    target = replace(PACKED, quant=INT8)
+    held = parameters_of(model.flatten(target))
+    assert held.keys() <= stored.keys()
+    coded = 0
+    for path, wanted in add_derived(params, model.derivations(target)).items():
+        if path in held and path not in params and ".experts." in path:
+            np.testing.assert_allclose(
+                stored[path].astype(np.float64), wanted, rtol=1e-6, atol=wanted.dtype == np.uint8
+            )
+            coded += held[path].dtype == "uint8"
+    assert coded == 4

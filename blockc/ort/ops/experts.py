@@ -241,8 +241,12 @@ class BlockExperts(Op):
     def why_no_kernel(self) -> str:
         """Why QMoE does not compute it; empty if it does. In 8 bits it rounds x at every level."""
         experts, blocks = self.routed.experts, self.into
-        if blocks is None or blocks != self.out or blocks.lows:
-            return "the kernel has matrices in the same blocks without lows"
+        if blocks is None or blocks != self.out:
+            return (
+                f"the kernel has all matrices in the same blocks, not {blocks or 'floats'} and {self.out or 'floats'}"
+            )
+        if blocks.lows:
+            return "the kernel has no lows"
         if experts.inputs % blocks.size or experts.width % blocks.size:
             return f"the kernel has rows of whole blocks of {blocks.size}"
         return "the kernel multiplies by 8 bits at level 4 alone" if (blocks.bits, self.level) == (8, 0) else ""
