@@ -23,7 +23,7 @@ from blockc.graph.shrink import shrink
 from blockc.ir import Array, inline, parameters_of, product
 from blockc.language.spec import load, resolve_spec
 from blockc.layouts import load_layout
-from blockc.ops import SinkAttention
+from blockc.ops import Experts, SinkAttention
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof.runners import load_module
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules
@@ -315,8 +315,9 @@ def test_the_rules_count_what_torch_counts(name: str, size: tuple[int, int, int]
     """torch has no figure for its fused CPU attention, so attention runs as the two products that it is."""
     model, (batch, new, past) = _model(name, folder), size
     inputs = _inputs(model, batch, new, past)
-    grouped = {torch.ops.aten._grouped_mm: _count_grouped, torch.ops.blockc.grouped_linear: _count_grouped}
-    counts = FlopCounterMode(display=False, custom_mapping=grouped if "Experts(" in _twin(name).model_py() else {})
+    sparse = any(isinstance(n.op, Experts) for n in _twin(name).graph.nodes)
+    grouped = (torch.ops.aten._grouped_mm, torch.ops.blockc.grouped_linear) if sparse else ()
+    counts = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(grouped, _count_grouped))
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counts as counter:
         model(**inputs)
     sizes = {"B": batch, "S": new, "P": past}
