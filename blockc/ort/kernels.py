@@ -7,7 +7,7 @@ CUDA provider lacks some, for which lowering.py uses others.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from blockc.basics.floats import FloatType
@@ -23,6 +23,7 @@ OLDEST: Mapping[int, str] = {
 OLDEST_LAST = "1.20"  # for a graph with the last token's logits: earlier ones have no ArgMax of int64
 OLDEST_HALF = "1.20"  # for fp16 or bf16: in earlier ones clipped queries are wrong
 OLDEST_OWN = "1.28"  # for a provider's own operators
+NEWER: Mapping[str, str] = {"QMoE": "1.31"}  # of these, by name: earlier ones have no level of accuracy
 
 _ALL: frozenset[FloatType] = frozenset(("fp32", "bf16", "fp16"))
 _FP32: frozenset[FloatType] = frozenset(("fp32",))
@@ -64,10 +65,10 @@ HEAD, TURNED = 8, 16  # diagnostics/advice.py says them in words
 WIDEST: Mapping[Provider, int] = {"cuda": 256}
 
 
-def oldest_release(target: Target) -> str:
-    """The oldest release of onnxruntime that runs a target's graph."""
+def oldest_release(target: Target, operators: Iterable[str] = ()) -> str:
+    """The oldest release of onnxruntime that runs a target's graph, with these operators if they are known."""
     if target.provider is not None:
-        return OLDEST_OWN
+        return max((OLDEST_OWN, *(NEWER[name] for name in operators if name in NEWER)), key=parse_release)
     opset = target.opset or (BUFFERED if target.cache == "buffer" else USUAL)
     last = [] if target.logits == "all" else [OLDEST_LAST]
     half = [] if target.dtype == "fp32" else [OLDEST_HALF]

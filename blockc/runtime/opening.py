@@ -17,7 +17,7 @@ from blockc.graph.contract import Contract, Port
 from blockc.graph.target import Provider, Target
 from blockc.ir import Dtype
 from blockc.language.spec import load
-from blockc.ort.kernels import COMPUTES, oldest_release, opset_for, parse_release
+from blockc.ort.kernels import COMPUTES, NEWER, oldest_release, opset_for, parse_release
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.products.manifest import (
     MANIFEST,
@@ -235,7 +235,8 @@ def _refuse_old(folder: Path, target: Target) -> None:
     """Raises SessionError for an onnxruntime too old to open the graph or to compute it right."""
     import onnxruntime
 
-    wanted = oldest_release(target)
+    graph = (folder / MODEL).read_bytes()
+    wanted = oldest_release(target, (name for name in NEWER if name.encode() in graph))
     if parse_release(onnxruntime.__version__) < parse_release(wanted):
         package = WITH_CUDA if target.provider == "cuda" else "onnxruntime"
         fit = opset_for(target, onnxruntime.__version__)

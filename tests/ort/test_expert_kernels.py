@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,6 +28,7 @@ from blockc.proof import prove
 from blockc.proof.expert_probes import ExpertProbe
 from blockc.proof.matrix import run_probe
 from blockc.proof.probes import KERNEL
+from blockc.runtime.opening import SessionError, open_model
 from blockc.source import parse
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.data import write_data
@@ -269,12 +271,11 @@ def test_a_probe_of_experts_holds_and_a_wrong_kernel_does_not(count: int, monkey
     experts = Experts(5, 64, 32, ClampedSwiglu(7.0, 1.702), bias=("gate", "up", "down"))
     probe = ExpertProbe(BlockExperts(RoutedExperts(experts, 2), Blocks(4, 16), Blocks(4, 16)), count)
     assert run_probe(probe).holds
-    emitted = BlockExperts.onnx
-    changed = {"exact": {"level": 0}, "one expert": {"routed": replace(probe.op.routed, active=1)}}
-    for name, changes in changed.items():
-        monkeypatch.setattr(BlockExperts, "onnx", lambda op, *given, by=changes: emitted(replace(op, **by), *given))
+    emitted, changes = BlockExperts.onnx, dict[str, Any]()
+    monkeypatch.setattr(BlockExperts, "onnx", lambda *given: emitted(replace(given[0], **changes), *given[1:]))  # pyright: ignore
+    for changes in ({"level": 0}, {"routed": replace(probe.op.routed, active=1)}):
         row = run_probe(probe)
-        assert not row.holds and row.error > 1e-3, name
+        assert not row.holds and row.error > 1e-3, changes
 
 
 def test_codes_are_packed_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,3 +298,21 @@ def test_codes_are_packed_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pyte
             )
             coded += held[path].dtype == "uint8"
     assert coded == 4
+
+
+def test_a_graph_with_codes_in_the_kernel_needs_a_release_that_has_its_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.28 and 1.30 refuse the attribute; 1.31 has it. The same model in floats, or by the Loop, opens from 1.28 on."""
+    params = {
+        path: np.asarray(a, np.float32) for path, a in random_parameters(mixture(ALIGNED["one"]).function, 3).items()
+    }
+    file = save(tmp_path / "model.safetensors", params)
+    monkeypatch.setattr("onnxruntime.__version__", "1.30.0")
+    for name, mlp, quant, newer in (("codes", ALIGNED["one"], INT8, True), ("floats", ALIGNED["one"], None, False)):
+        api.build(mixture(mlp), tmp_path / name, weights=file, target=Target("cpu", quant=quant), proof=False)
+        if newer:
+            with pytest.raises(SessionError, match=r"its graph needs 1\.31 or later"):
+                open_model(tmp_path / name, "cpu", 1, None)
+        else:
+            open_model(tmp_path / name, "cpu", 1, None)
