@@ -117,4 +117,6 @@ def fold(changes: Iterable[Change]) -> list[Change]:
 
 
 def hide_number(name: str) -> str:
+    """The layer's number, and that of an expert."""
+    name = re.sub(r"(?<=\.experts\.)\d+(?=\.)", "{e}", name)
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "{i}", name, count=1)

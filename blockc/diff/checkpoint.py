@@ -99,7 +99,7 @@ class _TensorComparison:
         self.a, self.b, self.renamed, self.left, self.right = a, b, renamed, left, right
         self.top = top_keys(a, b)
         self.parts: dict[tuple[object, ...], list[Key]] = {}
-        self.called = {rule.targets: name for name, rule in right.items()}
+        self.called = {(rule.targets, rule.expert): name for name, rule in right.items()}
 
     def changes(self) -> Iterator[Change]:
         yield from self.whole_layers()
@@ -110,7 +110,7 @@ class _TensorComparison:
                 yield from self.compare_named(name, rule, self.right[name])
             elif _is_within(rule, depth):
                 targets = tuple(self.renamed.paths.get(target, target) for target in rule.targets)
-                other = self.called.get(targets)
+                other = self.called.get((targets, rule.expert))
                 if other in new:
                     new.discard(other)
                     yield self.change(name, rule, name, other, "renamed")

@@ -165,6 +165,9 @@ class ClampedSwiglu(Activation):
         gate, up = np.minimum(args[0], self.limit), np.clip(args[1], -self.limit, self.limit)
         return (gate / (1 + np.exp(-self.alpha * gate)) * (up + 1),)
 
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        return (*super().figures(*args), ("mlp.limit", self.limit), ("mlp.alpha", self.alpha))
+
     @property
     def helpers(self) -> tuple[str, ...]:
         return ("clamped_swiglu",)

@@ -88,6 +88,9 @@ class Route(Op):
     def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
         yield "mlp.experts.count", self.count
         yield "mlp.experts.active", self.active
+        at, groups = "mlp.experts.router.", self.groups
+        yield from ((at + key, getattr(self, key)) for key in ("scores", "normalise", "scale", "selection_bias"))
+        yield from ((f"{at}groups.{key}", getattr(groups, key, None)) for key in ("count", "active", "score"))
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         scores = self.score(args[0])

@@ -178,6 +178,18 @@ def test_the_other_lines_of_a_change_of_sizes() -> None:
     assert lines(found, COST)[-1] == "cache bytes per token: 128 -> 256 (x 2)"
 
 
+def test_the_tensors_of_all_experts_are_one_line() -> None:
+    """A tensor for each expert: 8 in each of 4 layers."""
+    experts = "mlp.experts={count: 8, active: 2, router: {scores: softmax, normalise: true}}"
+    said = (experts, "checkpoint=qwen-moe")
+    found = diff(side(ROPED, *said), side(ROPED, *said, "mlp.width=20"))
+    assert lines(found, CHECKPOINT) == [
+        *(f"model.layers.{{i}}.mlp.experts.{{e}}.{matrix}_proj.weight: (24, 16) -> (20, 16), 32 times"
+          for matrix in ("gate", "up")),
+        "model.layers.{i}.mlp.experts.{e}.down_proj.weight: (16, 24) -> (16, 20), 32 times",
+    ]  # fmt: skip
+
+
 def test_fewer_wider_heads_are_another_function_of_the_same_tensors() -> None:
     found = of(changed("attention: {heads: 4}"), "attention.heads=2")
     assert CHECKPOINT not in found.classes

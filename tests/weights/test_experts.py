@@ -9,14 +9,17 @@ import tracemalloc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from blockc import api
 from blockc.basics.errors import CheckpointError
 from blockc.basics.floats import FloatType
 from blockc.ir import Array, B, Call, Function, Op, Param, S, Type, apply, node, parameters_of, tensor
 from blockc.ir.call import Input
+from blockc.language.spec import resolve_spec
 from blockc.layouts import Layout, LayoutError, read_layout
 from blockc.source import SpecError, parse
 from blockc.weights import plan as planning
@@ -24,7 +27,8 @@ from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.data import write_data
 from blockc.weights.plan import DATA, Mode, WeightPlan, plan_weights
 from blockc.weights.rules import Rules, pack, patterns, random_parameters, rules, unpack
-from tests.checkpoints import kept, save
+from tests.checkpoints import kept, off_by, parameters_in, save, tensors, twin
+from tests.reference.models import OUTSIDE
 
 E, F, W = 6, 10, 8
 
@@ -303,3 +307,43 @@ def test_one_expert_is_in_memory_at_a_time(way: str, tmp_path: Path, monkeypatch
         tracemalloc.stop()
     assert peak < 25e6
     assert np.fromfile(tmp_path / DATA, np.float32).max() == 0.5
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("mode", [None, "link"])
+@pytest.mark.parametrize("name", ["deepseek-v3", "gpt-oss-20b"])
+def test_a_build_computes_what_the_checkpoint_says(name: str, mode: Mode | None, tmp_path: Path) -> None:
+    model = twin(name)
+    held = tensors(model)
+    path = save(tmp_path / "model.safetensors", held, "BF16")
+    api.build(model, tmp_path / "out", proof=False, weights=path, mode=mode)
+    params = parameters_in(model, {tensor: kept(array, "BF16") for tensor, array in held.items()})
+    assert off_by(model, tmp_path / "out" / "model.onnx", params) < 3e-5
+    assert api.verify(tmp_path / "out").outdated == ()
+
+
+CHANGED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "normalise": ("qwen3-30b-a3b", {"norm_topk_prob": False}, "norm_topk_prob is false"),
+    "active": ("qwen3-30b-a3b", {"num_experts_per_tok": 3}, "num_experts_per_tok is 3"),
+    "scale": ("deepseek-v3", {"routed_scaling_factor": 2.0}, "routed_scaling_factor is 2"),
+    "groups": ("deepseek-v3", {"topk_group": 1}, "topk_group is 1"),
+    "latent": ("deepseek-v3", {"kv_lora_rank": 9}, "kv_lora_rank is 9"),
+    "limit": ("gpt-oss-20b", {"swiglu_limit": 3.0}, "swiglu_limit is 3"),
+}
+
+
+@pytest.mark.parametrize(("name", "changed", "line"), CHANGED.values(), ids=CHANGED)
+def test_a_config_that_routes_otherwise_is_named(name: str, changed: dict[str, Any], line: str, tmp_path: Path) -> None:
+    model, outside = twin(name), OUTSIDE[name]
+    assert outside.config is not None
+    said = json.loads(outside.config(resolve_spec(model.spec)).to_json_string())
+    save(tmp_path / "model.safetensors", tensors(model))
+    family = model.spec.top.checkpoint
+    for more, fits in (({}, True), (changed, False)):
+        (tmp_path / "config.json").write_text(json.dumps({**said, **more}))
+        held = open_checkpoint(tmp_path)
+        if fits:
+            plan_weights(model.function, held, family, None, "fp32")
+            continue
+        with pytest.raises(CheckpointError, match=f"unlike: {line} "):
+            plan_weights(model.function, held, family, None, "fp32")
