@@ -54,8 +54,8 @@ ROPE_BANDS = error(
     "the bands of rope scaling cross",
     "llama3 scaling leaves wavelengths below original / high_freq_factor, divides the frequencies of those above "
     "original / low_freq_factor, and blends between: low_freq_factor is below high_freq_factor. yarn keeps pairs that "
-    "turn beta_fast times within original and stretches those that turn beta_slow times: beta_slow is below beta_fast, "
-    "and theta above 1.",
+    "turn beta_fast times within original and stretches those that turn beta_slow times: beta_slow is not above "
+    "beta_fast, and theta above 1.",
     bad="attention:\n  heads: 4\n  rope:\n    theta: 10000\n    pairing: half\n"
     "    scaling: {type: llama3, factor: 8, low_freq_factor: 4, high_freq_factor: 1, original: 64}\n",
     good="attention:\n  heads: 4\n  rope:\n    theta: 10000\n    pairing: half\n"

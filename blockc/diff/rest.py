@@ -33,7 +33,8 @@ class Ports:
                         self.parts.setdefault(key.name.rpartition(".")[2], key)
 
     def place(self, port: str) -> Place | None:
-        wishes = ("vocab",) if port == "logits" else ("causal", "kv_heads", "head_dim", "heads", "depth", "width")
+        of_states = ("causal", "kv_rank", "rope_dim", "latent", "kv_heads", "head_dim", "heads", "depth", "width")
+        wishes = ("vocab",) if port == "logits" else of_states
         keys = (self.parts.get(wish) or self.top.get(wish) for wish in wishes)
         return next((key.place for key in keys if key and key.is_written), None)
 

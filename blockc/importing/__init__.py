@@ -12,7 +12,7 @@ from pathlib import Path
 from blockc.basics.errors import escape
 from blockc.diagnostics.importing import CONFIG_MISSING, CONFIG_VALUE, MODEL_TYPE, QUANTISED_WEIGHTS, READ_OTHERWISE
 from blockc.importing.layers import add_layers
-from blockc.importing.maps import load_map, model_types
+from blockc.importing.maps import load_map, model_types, unread_types
 from blockc.importing.values import MOST_LAYERS, ConfigReader, Names
 from blockc.language.spec.keys import name_fault
 from blockc.source import (
@@ -233,9 +233,12 @@ def _model_type_word(config: MappingNode) -> str:
 
 
 def _unknown_type(word: str, config: MappingNode) -> SpecError:
+    place, why = config.entries["model_type"].value.place, unread_types().get(word)
+    if why is not None:
+        message = f"the model type {word} is not read: it has {why}"
+        return SpecError([finding(MODEL_TYPE, place, message, expected=", ".join(model_types()))])
     near = suggest(word, model_types())
     hint = f"did you mean {near}?" if near else "write its spec by hand, or its map: CONTRIBUTING.md has the guide"
-    place = config.entries["model_type"].value.place
     return SpecError([finding(MODEL_TYPE, place, f"unknown model type {word}",
                               expected=", ".join(model_types()), hint=hint)])  # fmt: skip
 

@@ -116,7 +116,8 @@ def _derived_paths(tree: MappingNode) -> Iterator[KeyPath]:
     heads, kv_heads = _number_at(tree, "attention", "heads"), _number_at(tree, "attention", "kv_heads")
     whole = width / heads if width and heads else None
     said = _number_at(tree, "attention", "head_dim")
-    head_dim = said or whole
+    of_latent = [_number_at(tree, "attention", "latent", part) for part in ("nope_dim", "rope_dim")]
+    head_dim = sum(n or 0 for n in of_latent) or said or whole
     scale, window = _number_at(tree, "attention", "scale"), _number_at(tree, "attention", "window")
     if kv_heads is not None and kv_heads == heads:
         yield "attention", "kv_heads"

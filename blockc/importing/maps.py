@@ -1,5 +1,6 @@
 """Maps: what the keys of a config.json mean, one data file a model type, read strictly.
 
+    like             instead of all others: another model type, whose map holds for this one too
     inner            in the place of a spec: {key: model type} of the language model that lies under a key
     spec             the spec of the model type; <key> stands for the value of a key of config.json
     absent           the value of a key that a config.json leaves out or sets to null
@@ -57,8 +58,8 @@ from blockc.source import (
 )
 
 WORDS = (
-    "import", "inner", "spec", "absent", "if_null", "spelled", "let", "only", "without_effect", "read_otherwise",
-    "noted",
+    "import", "like", "inner", "spec", "absent", "if_null", "spelled", "let", "only", "without_effect",
+    "read_otherwise", "noted",
 )  # fmt: skip
 # The first word of each value that is computed: the words beside it.
 OPS: dict[str, tuple[str, ...]] = {
@@ -79,6 +80,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "joined": (),
 }
 COMMON = "_common"
+UNREAD = "layouts/unread/model-types.yaml"
 KEY = r"[A-Za-z_][A-Za-z0-9_.]*"
 _HOLE = re.compile(rf"<({KEY})>")
 
@@ -127,7 +129,17 @@ def op_of(tree: MappingNode) -> str | None:
 @cache
 def load_map(model_type: str) -> Map:
     """The map of one of `model_types`."""
-    return read_map(_read_file(model_type), read_map(_read_file(COMMON)))
+    tree = _read_file(model_type)
+    same = to_plain(tree.entries["like"].value) if tree.entries.keys() == {"import", "like"} else None
+    return load_map(same) if isinstance(same, str) else read_map(tree, read_map(_read_file(COMMON)))
+
+
+@cache
+def unread_types() -> dict[str, str]:
+    """Model types that are known and not read: the part of each that the language has no word for."""
+    tree = parse(files("blockc").joinpath(*UNREAD.split("/")).read_bytes(), UNREAD)
+    types = to_plain(tree.entries["types"].value)
+    return {str(name): str(why) for name, why in types.items()} if isinstance(types, dict) else {}
 
 
 def _read_file(name: str) -> MappingNode:
@@ -143,7 +155,7 @@ def read_map(tree: MappingNode, common: Map | None = None) -> Map:
     if type(version) is not int or version != 1:
         place = top["import"].value.place if "import" in top else tree.place
         raise SpecError([finding(IMPORT_MAP, place, "unknown version of the format of maps", expected="import: 1")])
-    said = {word: reader.trees(top[word].value) if word in top else {} for word in WORDS[3:]}
+    said = {word: reader.trees(top[word].value) if word in top else {} for word in WORDS[4:]}
     spec = top["spec"].value if "spec" in top else MappingNode({}, tree.place)
     spelled = {key: reader.text(each, "the name of a key") for key, each in said["spelled"].items()}
     otherwise = {word: reader.read_other_values(said[word]) for word in ("read_otherwise", "noted")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 WORDS = (
     "rope", "rotary", "theta", "freq", "scal", "multipl", "norm", "eps", "residual", "parallel", "layer",
     "attn", "attention", "head", "alibi", "bias", "window", "sliding", "swa", "cap", "clip", "clamp", "limit", "logit",
-    "expert", "tie",
+    "expert", "rout", "topk", "index", "tie",
     "act",  # activation, factor
 )  # fmt: skip
 

@@ -158,29 +158,39 @@ class LatentAttention(Op):
     def older(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         return self._choose(g, args, params, self._attend_older)
 
+    def absorb(self, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
+        """The absorbed order alone, in operators of the oldest opset, and without a shape that is read."""
+        return self._absorbed(g, args, [self._by_heads(g, each) for each in params], self._attend_older)
+
     def _choose(self, g: OnnxBuilder, args: Values, params: Values, attend: Attend) -> Sequence[OnnxValue]:
         """Both orders, the one that multiplies less chosen by the lengths of the call."""
-        k_up, v_up = (g.op("Reshape", each, g.constant([self.heads, -1, self.rank])) for each in params)
-        k_turned, v_turned = (g.op("Transpose", each, perm=[0, 2, 1]) for each in (k_up, v_up))
+        ups = [self._by_heads(g, each) for each in params]
+        return g.choose(
+            self._absorbs(g, args[0], args[2]),
+            lambda h: self._absorbed(h, args, ups, attend),
+            lambda h: self._expanded(h, args, ups, attend),
+        )
+
+    def _by_heads(self, g: OnnxBuilder, up: OnnxValue) -> OnnxValue:
+        return g.op("Reshape", up, g.constant([self.heads, -1, self.rank]))
+
+    def _absorbed(self, g: OnnxBuilder, args: Values, ups: Sequence[OnnxValue], attend: Attend) -> list[OnnxValue]:
         c, k_r, q_n, q_r, mask = args
         c = g.op("Unsqueeze", c, g.constant([1]))
+        q = g.op("Concat", g.op("MatMul", q_n, ups[0]), q_r, axis=3)
+        mixed = attend(g, 1, q, g.op("Concat", c, k_r, axis=3), c, mask)
+        return [g.op("MatMul", mixed, g.op("Transpose", ups[1], perm=[0, 2, 1]))]
 
-        def absorb(h: OnnxBuilder) -> Sequence[OnnxValue]:
-            q = h.op("Concat", h.op("MatMul", q_n, k_up), q_r, axis=3)
-            mixed = attend(h, 1, q, h.op("Concat", c, k_r, axis=3), c, mask)
-            return [h.op("MatMul", mixed, v_turned)]
-
-        def expand(h: OnnxBuilder) -> Sequence[OnnxValue]:
-            shared = h.op("Expand", k_r, h.constant([1, self.heads, 1, 1]))
-            k = h.op("Concat", h.op("MatMul", c, k_turned), shared, axis=3)
-            q = h.op("Concat", q_n, q_r, axis=3)
-            return [attend(h, self.heads, q, k, h.op("MatMul", c, v_turned), mask)]
-
-        return g.choose(self._absorbs(g, c, q_n), absorb, expand)
+    def _expanded(self, g: OnnxBuilder, args: Values, ups: Sequence[OnnxValue], attend: Attend) -> list[OnnxValue]:
+        c, k_r, q_n, q_r, mask = args
+        c = g.op("Unsqueeze", c, g.constant([1]))
+        k, v = (g.op("MatMul", c, g.op("Transpose", up, perm=[0, 2, 1])) for up in ups)
+        k = g.op("Concat", k, g.op("Expand", k_r, g.constant([1, self.heads, 1, 1])), axis=3)
+        return [attend(g, self.heads, g.op("Concat", q_n, q_r, axis=3), k, v, mask)]
 
     def _absorbs(self, g: OnnxBuilder, c: OnnxValue, q: OnnxValue) -> OnnxValue:
         """Whether absorbing multiplies less: S T (2 rank - nope - v_dim) < (T - S) rank (nope + v_dim)"""
-        keys, tokens = (g.op("Shape", each, start=2, end=3) for each in (c, q))
+        keys, tokens = (g.op("Shape", each, start=at, end=at + 1) for at, each in ((1, c), (2, q)))
         made = self.nope + self.v_dim
         scores = g.op("Mul", g.op("Mul", tokens, keys), g.constant([2 * self.rank - made]))
         spared = g.op("Mul", g.op("Sub", keys, tokens), g.constant([self.rank * made]))

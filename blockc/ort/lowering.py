@@ -19,6 +19,7 @@ from blockc.ops import (
     DynamicScaling,
     KeyPositions,
     LastIndex,
+    LatentAttention,
     Linear,
     Longest,
     LongropeByLength,
@@ -113,6 +114,11 @@ def _turn_by_table(table: RotaryTable, g: OnnxBuilder, positions: OnnxValue, *le
             raise GraphError(NO_DYNAMIC)
 
 
+def _latent_attention(op: LatentAttention, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
+    """One order for all lengths, that of decoding: a graph with an If is not captured."""
+    return op.absorb(g, args, params)
+
+
 def _sinusoidal(op: Sinusoidal, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
     cos, sin = _cos_and_sin(g, g.narrow(_turn(g, args[0], op.frequencies)))
     pairs = [g.op("Unsqueeze", x, g.constant([3])) for x in (sin, cos)]
@@ -146,6 +152,7 @@ _CUDA: Mapping[type[Op], Swap] = {
     RotaryTable: _rotary_table,
     RotaryRows: _rotary_rows,
     Sinusoidal: _sinusoidal,
+    LatentAttention: _latent_attention,
 }
 
 

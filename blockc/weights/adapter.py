@@ -145,6 +145,8 @@ def _describe_misfit(rules: Rules, product: LowRank, rule: Rule | None) -> str:
         if any(f"{product.module}.weight".endswith(name) for name in rules.patterns.tied):
             return f"{product.module} shares its matrix with the embedding, which would change too"
         return f"the model has no module {escape(product.module)}"
+    if rule.expert is not None or len(rule.joined) > 2:
+        return f"{product.module} is of a mixture's experts, to which no adapter is merged"
     if product.embedding and rules.patterns.tied:
         return f"{product.module} shares its matrix with the head, which would change too"
     if rule.joined != product.shape:

@@ -8,13 +8,15 @@ from torch import Tensor
 @torch.library.custom_op("blockc::grouped_linear", mutates_args=())
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """weight[e] x for rows x (N, inputs), those of expert e before ends[e]: one node, however many rows each has."""
-    return torch.cat([F.linear(rows, w) for rows, w in zip(x.tensor_split(ends[:-1].cpu()), weight, strict=True)])
+    return torch.cat(
+        [F.linear(rows, w) for rows, w in zip(x.tensor_split(ends[:-1].long().cpu()), weight, strict=True)]
+    )
 
 
 @torch.library.custom_op("blockc::grouped_gradient", mutates_args=())
 def grouped_gradient(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
     """The gradient of the weight, (E, outputs, inputs)."""
-    cut = ends[:-1].cpu()
+    cut = ends[:-1].long().cpu()
     return torch.stack([g.T @ rows for g, rows in zip(gradient.tensor_split(cut), x.tensor_split(cut), strict=True)])
 
 
@@ -23,23 +25,23 @@ def grouped_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
     return grouped_linear(gradient, weight.mT, ends), grouped_gradient(x, gradient, ends), None
 
 
-grouped_linear.register_fake(lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]))
-grouped_gradient.register_fake(lambda x, gradient, ends: x.new_empty(len(ends), gradient.shape[1], x.shape[1]))
+grouped_linear.register_fake(lambda x, weight, ends: x.new_empty(x.shape[0], weight.shape[1]))
+grouped_gradient.register_fake(lambda x, gradient, ends: x.new_empty(ends.shape[0], gradient.shape[1], x.shape[1]))
 grouped_linear.register_autograd(
     grouped_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
 )
 
 
-def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
+def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor, ends: Tensor) -> Tensor:
     """y = weight[e] x + bias[e] for each row: x (N, inputs), weight (E, outputs, inputs), experts (N) in order.
 
-    torch's own grouped product takes no fp64 and no odd sizes, and is compiled in bf16 only.
+    ends (E) is the number of rows of expert e and all before it. torch's own grouped product takes no fp64 and no odd
+    sizes, and is compiled in bf16 only.
     """
-    ends = torch.searchsorted(experts, torch.arange(len(weight), device=x.device), right=True)
     compiled = torch.compiler.is_compiling() and x.dtype != torch.bfloat16
     odd = any(size * x.element_size() % 16 for size in weight.shape[1:])
     if compiled or odd or x.dtype == torch.float64:
         y = grouped_linear(x, weight, ends)
     else:
-        y = F.grouped_mm(x, weight.mT, offs=ends.int())
+        y = F.grouped_mm(x, weight.mT, offs=ends)
     return y if bias is None else y + bias[experts]

@@ -33,10 +33,12 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """x (B, S, width), experts and weights (B, S, k) -> (B, S, width)."""
         chosen, order = experts.flatten().sort(stable=True)  # pairs of a token and an expert, by expert
+        count = torch.arange(len(self.up), device=x.device)
+        ends = torch.searchsorted(chosen, count, right=True, out_int32=True)
         token = order // experts.shape[-1]
         read = x.flatten(0, 1)[token]
-        gate = expert_linear(read, self.gate, self.gate_bias, chosen)
-        up = expert_linear(read, self.up, self.up_bias, chosen)
-        made = expert_linear(self.act(gate, up), self.down, self.down_bias, chosen)
+        gate = expert_linear(read, self.gate, self.gate_bias, chosen, ends)
+        up = expert_linear(read, self.up, self.up_bias, chosen, ends)
+        made = expert_linear(self.act(gate, up), self.down, self.down_bias, chosen, ends)
         made = made * weights.flatten()[order].unsqueeze(-1)  # and the sum, in the type of the weights
         return made.new_zeros(x.flatten(0, 1).shape).index_add(0, token, made).view_as(x).to(x.dtype)

@@ -13,7 +13,7 @@ class LatentAttention(nn.Module):
 
     def __init__(self, heads: int, rank: int, nope: int, v_dim: int, scale: float) -> None:
         super().__init__()
-        self.heads, self.rank, self.made, self.scale = heads, rank, nope + v_dim, scale
+        self.rank, self.made, self.scale = rank, nope + v_dim, scale
         self.k_up = nn.Parameter(torch.empty(heads * nope, rank))
         self.v_up = nn.Parameter(torch.empty(heads * v_dim, rank))
         self.reset_parameters()
@@ -32,15 +32,16 @@ class LatentAttention(nn.Module):
         return self.expanded(c, k_r, torch.cat((q_n, q_r), dim=-1), mask, is_causal)
 
     def expanded(self, c: Tensor, k_r: Tensor, q: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        k, v = (F.linear(c, up).unflatten(2, (self.heads, -1)).transpose(1, 2) for up in (self.k_up, self.v_up))
-        k = torch.cat((k, k_r.expand(-1, self.heads, -1, -1)), dim=-1)
+        heads = q.shape[1]
+        k, v = (F.linear(c, up).unflatten(2, (heads, -1)).transpose(1, 2) for up in (self.k_up, self.v_up))
+        k = torch.cat((k, k_r.expand(-1, heads, -1, -1)), dim=-1)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=self.scale)
 
     def absorbed(self, c: Tensor, k_r: Tensor, q_n: Tensor, q_r: Tensor, mask: Tensor) -> Tensor:
         """The queries of all heads are rows of one head, so that c and k_r are read once."""
-        k_up, v_up = (up.unflatten(0, (self.heads, -1)) for up in (self.k_up, self.v_up))
-        batch, tokens = c.shape[0], q_n.shape[2]
-        q = torch.cat((q_n @ k_up, q_r), dim=-1).reshape(batch, 1, self.heads * tokens, -1)
-        k, v, seen = torch.cat((c[:, None], k_r), dim=-1), c[:, None], mask.repeat(1, 1, self.heads, 1)
+        batch, heads, tokens, _ = q_n.shape
+        k_up, v_up = (up.unflatten(0, (heads, -1)) for up in (self.k_up, self.v_up))
+        q = torch.cat((q_n @ k_up, q_r), dim=-1).reshape(batch, 1, heads * tokens, -1)
+        k, v, seen = torch.cat((c[:, None], k_r), dim=-1), c[:, None], mask.repeat(1, 1, heads, 1)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale)
-        return y.view(batch, self.heads, tokens, -1) @ v_up.mT
+        return y.reshape(batch, heads, tokens, -1) @ v_up.mT

@@ -92,8 +92,30 @@ def scalings(draw: st.DrawFn, pairs: int, wide: int) -> Keys:
 
 
 @st.composite
+def latent_attentions(draw: st.DrawFn, heads: int, context: int, causal: bool) -> Keys:
+    turned = draw(st.sampled_from([2, 4, 8]))
+    sizes = {key: draw(st.integers(1, 20)) for key in ("kv_rank", "nope_dim", "v_dim")}
+    latent: Keys = {**sizes, "rope_dim": turned, "norm": {"eps": draw(EPS)}}
+    if maybe(draw):
+        latent["q_rank"] = draw(st.integers(1, 20))
+    rope = {key: value for key, value in draw(ropes(turned)).items() if key not in ("dims", "pairs")}
+    if "scaling" in rope and rope["scaling"]["type"] == "longrope":  # whose lists are for the part that was drawn
+        del rope["scaling"]
+    keys: Keys = {"heads": heads, "latent": latent, "rope": rope}
+    if not causal:
+        keys["causal"] = False
+    elif maybe(draw, 0.4):
+        keys["window"] = draw(st.integers(1, min(context - 1, 16)))
+    if maybe(draw, 0.3):
+        keys["scale"] = draw(FACTORS)
+    return keys
+
+
+@st.composite
 def attentions(draw: st.DrawFn, width: int, context: int, norm: Keys | None, causal: bool = True) -> Keys:
     heads = draw(st.sampled_from([1, 2, 4]))
+    if maybe(draw, 0.15):
+        return draw(latent_attentions(heads, context, causal))
     head_dim = draw(st.sampled_from([2, 4, 16, 16, 32]))
     keys: Keys = {"heads": heads}
     if maybe(draw):
@@ -244,8 +266,9 @@ def whole_norm(norm: Keys) -> Keys:
 def whole(attention: Keys, width: int) -> Keys:
     """With `none` for what it does not say, as a part takes the rest from the layer's key of its name."""
     said = ("window", "scale", "softcap", "clip", "bias", "rope", "alibi", "qk_norm", "v_norm", "sub_norm", "v_from")
-    absent = dict.fromkeys(said, "none")
-    made: Keys = {**absent, "kv_heads": attention["heads"], "head_dim": width // attention["heads"], **attention}
+    absent = dict.fromkeys((*said, "latent"), "none")
+    sizes: Keys = {"kv_heads": attention["heads"], "head_dim": width // attention["heads"]}
+    made: Keys = {**absent, **(dict.fromkeys(sizes, "none") if "latent" in attention else sizes), **attention}
     for key, words in (("rope", ("dims", "pairs", "scaling")), ("qk_norm", ("weights", "order", "bias"))):
         if made[key] != "none":
             made[key] = dict.fromkeys(words, "none") | made[key]
@@ -262,12 +285,12 @@ def overlays(draw: st.DrawFn, spec: Keys) -> Keys:
     causal = attention.get("causal", True)
     head_dim = attention.get("head_dim", width // attention["heads"])
     window = {"window": draw(st.integers(1, min(spec["context"] - 1, 16)))}
-    of_attention: list[Keys] = [
+    of_any: list[Keys] = [{"scale": draw(FACTORS)}, *([window, {"window": "none"}] if causal else [])]
+    of_attention: list[Keys] = of_any if "latent" in attention else [
         {"rope": "none"}, {"alibi": {"max_bias": 8.0} if causal else "none"},
         {"rope": draw(ropes(head_dim))} if "rope" not in attention else {}, {"softcap": draw(CAPS)},
-        {"softcap": "none"}, {"bias": "none"}, {"scale": draw(FACTORS)}, {"qk_norm": "none"},
-        {"heads": attention["heads"] * 2, "head_dim": head_dim},
-        *([window, {"window": "none"}] if causal else []),
+        {"softcap": "none"}, {"bias": "none"}, {"qk_norm": "none"},
+        {"heads": attention["heads"] * 2, "head_dim": head_dim}, *of_any,
     ]  # fmt: skip
     keys: Keys = {}
     if change := draw(st.sampled_from(of_attention)):

@@ -53,6 +53,16 @@ NEO: Config = {
 }  # fmt: skip
 MIXED: Config = {**GROUPED, "head_dim": 8, "num_experts_per_tok": 2}
 SPARSE: Config = {**MIXED, "moe_intermediate_size": 24, "num_experts": 4}
+LATENT: Config = {
+    **BASE, "num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4, "v_head_dim": 6, "moe_intermediate_size": 24, "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+# As Kimi K2: a ramp of yarn that is a step, and factors that are unlike
+YARN_STEP: Config = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0,
+    "mscale_all_dim": 0.707, "original_max_position_embeddings": 16,
+}  # fmt: skip
 # By model type a small config, and the keys that choose which tensors there are ("" chooses several
 # at once): every combination is built.
 KINDS: dict[str, tuple[Config, dict[str, tuple[Any, ...]]]] = {
@@ -63,6 +73,16 @@ KINDS: dict[str, tuple[Config, dict[str, tuple[Any, ...]]]] = {
     "codegen": ({**OLD, "rotary_dim": 4}, {}),
     "cohere": (GROUPED, {"attention_bias": (False, True), "use_qk_norm": (False, True)}),
     "cohere2": (GROUPED, {"attention_bias": (False, True)}),
+    "deepseek_v2": (LATENT, {"": (
+        {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 4.0,
+         "first_k_dense_replace": 1, "q_lora_rank": 12},
+        {"q_lora_rank": None, "norm_topk_prob": True},
+    )}),
+    "deepseek_v3": (LATENT, {"rope_interleave": (True, False), "": (
+        {"rope_parameters": YARN_STEP},
+        {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 1, "q_lora_rank": 12},
+        {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "q_lora_rank": None, "norm_topk_prob": False},
+    )}),
     "ernie4_5": ({**GROUPED, "head_dim": 8}, {"use_bias": (False, True)}),
     "falcon": (FALCON, {"bias": (False, True), "": (
         {"parallel_attn": False}, {"parallel_attn": True}, {"new_decoder_architecture": True},
@@ -132,7 +152,8 @@ KINDS: dict[str, tuple[Config, dict[str, tuple[Any, ...]]]] = {
     "stablelm": (GROUPED, {"use_qkv_bias": (False, True), "use_parallel_residual": (False, True)}),
     "starcoder2": (GROUPED, {"use_bias": (False, True)}),
 }  # fmt: skip
-OTHERS = {"gemma3", "baichuan", "internlm2", "nanogpt"}  # a wrapper, and three that transformers has not
+# A wrapper, another name of deepseek_v3, and three that transformers has not
+OTHERS = {"gemma3", "kimi_k2", "baichuan", "internlm2", "nanogpt"}
 TOLERANCE = 1e-5  # of the spread; transformers takes norms and rope in float32
 
 

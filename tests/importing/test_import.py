@@ -27,7 +27,7 @@ from blockc.graph import interp
 from blockc.graph.build import build_graph
 from blockc.graph.shrink import shrink
 from blockc.importing import find_config, import_config
-from blockc.importing.maps import OPS, WORDS, load_map, model_types, read_map
+from blockc.importing.maps import OPS, WORDS, load_map, model_types, read_map, unread_types
 from blockc.importing.unlike import compare_config, read_config_beside
 from blockc.ir import Array, parameters_of
 from blockc.language.algebra import elaborate
@@ -122,6 +122,8 @@ WRITTEN = {
     "codegen-350m": "Salesforce/codegen-350M-mono",
     "command-r-35b": "CohereForAI/c4ai-command-r-v01",
     "command-r7b": "CohereForAI/c4ai-command-r7b-12-2024",
+    "deepseek-v2-lite": "deepseek-ai/DeepSeek-V2-Lite",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
     "ernie4.5-0.3b": "baidu/ERNIE-4.5-0.3B-PT",
     "falcon-40b": "tiiuae/falcon-40b",
     "falcon-7b": "tiiuae/falcon-7b",
@@ -200,6 +202,10 @@ def test_what_transformers_saves_of_a_twin_is_the_twin(name: str) -> None:
     if config["model_type"] == "bloom":  # which says no context
         config["seq_length"] = twin.top.context
     long = override(tree(config), f"context={twin.top.context}")  # which a twin's yarn reaches beyond
+    keys = resolve_spec(twin)["attention"]
+    if "latent" in keys:  # whose scale a file says by m in (0.1 m ln factor + 1) ^ 2
+        assert to_plain(long)["attention"]["scale"] == pytest.approx(keys["scale"], rel=1e-9)
+        long = override(long, f"attention.scale={keys['scale']!r}")
     assert meaning(from_tree(long)) == meaning(twin)
 
 
@@ -601,6 +607,14 @@ def compared(node: ast.AST) -> Iterator[object]:
             sides = []
     for side in sides:
         yield from (n.value for n in ast.walk(side) if isinstance(n, ast.Constant)) if side is not None else ()
+
+
+@pytest.mark.parametrize("name", unread_types())
+def test_a_model_type_that_is_not_read_is_refused_with_its_reason(name: str) -> None:
+    assert name in transformers.CONFIG_MAPPING and name not in model_types()
+    said = faults({"model_type": name})
+    assert f"the model type {name} is not read: it has {unread_types()[name]} [BLC702]" in said
+    assert "did you mean" not in said
 
 
 def test_no_code_asks_for_the_name_of_a_family() -> None:

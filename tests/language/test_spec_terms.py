@@ -211,7 +211,7 @@ WRONG_PARTS = [
     ("[mlp, attention, wide]", "parts: {wide: {mlp: {width: «x»}}}", "parts.wide.mlp.width: wrong kind of value"),
     ("[mlp, attention, wide]", "parts:\n  wide:\n    mlp:\n      width: «0»\n", "parts.wide.mlp.width: too small"),
     ("[mlp, attention, wide]", "parts: {wide: {mlp: {«widht»: 3}}}", "unknown key parts.wide.mlp.widht"),
-    ("[mlp, attention, wide]", "parts: {wide: {mlp: {«experts»: {}}}}", "unknown key parts.wide.mlp.experts"),
+    ("[mlp, attention, wide]", "parts: {wide: {mlp: {«router»: {}}}}", "unknown key parts.wide.mlp.router"),
     ("[mlp, attention, wide]", "parts: {wide: {mlp: {«bias»: [gate]}}}", "parts.wide.mlp: relu has no gate to bias"),
     ("[mlp, attention, wide]", "parts: {wide: {attention: {heads: «3»}}}", "attention.heads 3 does not divide width 8"),
     ("[mlp, attention, wide]", "parts: {wide: {attention: {window: «40»}}}", "parts.wide.attention: a window this"),

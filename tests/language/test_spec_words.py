@@ -98,7 +98,7 @@ LATER = [
     ("«encoder»: {}", "encoder"),
     ("«mamba»: {}", "mamba"),
     ("attention: {heads: 2, «output_gate»: true}", "output_gate"),
-    ("mlp: {type: relu, width: 4, «experts»: {count: 4, active: 2}}", "experts"),
+    ("layers: {pattern: [a], kinds: {a: {«delta»: {}}}}", "delta"),
 ]
 
 

@@ -38,6 +38,7 @@ from blockc.ir import (
     tensor,
 )
 from blockc.ir.reach import Clock, Reach
+from blockc.language.parts import Attention as AttentionPart
 from blockc.language.spec import from_tree, load
 from blockc.ops import (
     Add,
@@ -298,7 +299,8 @@ def test_every_form_of_every_spec_is_verified_at_full_size(name: str) -> None:
 def test_a_cache_adds_past_and_present_and_retypes_the_mask(name: str) -> None:
     made = twin(name)
     function, depth = made.served, made.spec.top.depth
-    states = [f"{i}.{what}" for i in range(depth) for what in ("key", "value")]
+    kept = [_kept_shapes(layer.keys.attention, made.spec.top.width) for layer in made.spec.layers]
+    states = [f"{i}.{what}" for i in range(depth) for what in kept[i]]
     given = {n.name: n.types[0] for n in function.inputs}
     runtime = ["input_ids", "attention_mask", "position_ids"]
     assert list(given) == runtime + [f"past_key_values.{state}" for state in states]
@@ -307,12 +309,19 @@ def test_a_cache_adds_past_and_present_and_retypes_the_mask(name: str) -> None:
     assert given["attention_mask"] == tensor("int", B, T)
     outputs = {output: value.type for output, value in function.outputs}
     assert outputs["logits"] == tensor("float", B, S, made.spec.top.vocab)
-    for i, layer in enumerate(made.spec.layers):
-        assert layer.keys.attention is not None
-        a = layer.keys.attention.resolve(made.spec.top.width)
-        for what in ("key", "value"):
-            assert given[f"past_key_values.{i}.{what}"] == tensor("float", B, a.kv_heads or 0, P, a.head_dim or 0)
-            assert outputs[f"present.{i}.{what}"] == tensor("float", B, a.kv_heads or 0, T, a.head_dim or 0)
+    for i, shapes in enumerate(kept):
+        for what, (*outer, size) in shapes.items():
+            assert given[f"past_key_values.{i}.{what}"] == tensor("float", B, *outer, P, size)
+            assert outputs[f"present.{i}.{what}"] == tensor("float", B, *outer, T, size)
+
+
+def _kept_shapes(attention: AttentionPart | None, width: int) -> dict[str, tuple[int, ...]]:
+    """The sizes of each state of a layer, around its tokens."""
+    assert attention is not None
+    a = attention.resolve(width)
+    if a.latent:
+        return {"latent": (a.latent.kv_rank,), "key": (1, a.latent.rope_dim)}
+    return dict.fromkeys(("key", "value"), (a.kv_heads or 0, a.head_dim or 0))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,6 +5,7 @@ Each is written out from the twin's resolved keys; what a family leaves no choic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,15 +15,31 @@ Keys = Mapping[str, Any]
 IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # within the twin's vocabulary
 
 
+def _yarn(keys: Keys) -> dict[str, Any]:
+    """Of latent attention: scores are multiplied by (0.1 m ln factor + 1)^2 where m, for both of its words, is so."""
+    a = keys["attention"]
+    scaling, latent = a["rope"]["scaling"], a["latent"]
+    assert a["rope"]["pairing"] == "interleaved" and (scaling["type"], scaling["attention_factor"]) == ("yarn", 1)
+    assert latent["norm"]["eps"] == 1e-6, "whatever the configuration says of others"
+    ratio = a["scale"] * math.sqrt(latent["nope_dim"] + latent["rope_dim"])
+    m = round((math.sqrt(ratio) - 1) / (0.1 * math.log(scaling["factor"])), 9)  # as a file says it
+    said = {key: scaling[key] for key in ("factor", "beta_fast", "beta_slow", "truncate")}
+    return said | {
+        "rope_type": "yarn", "rope_theta": a["rope"]["theta"], "mscale": m, "mscale_all_dim": m,
+        "original_max_position_embeddings": scaling["original"],
+    }  # fmt: skip
+
+
 def _sizes(keys: Keys) -> dict[str, Any]:
     a, norm = keys["attention"], keys["norm"]
     assert keys["positions"] == "none" and keys["mlp"]["type"] in ("swiglu", "swiglu_clamped")
     assert (norm["type"], norm.get("offset", 0), norm["placement"]) == ("rms", 0, "pre")
+    scaled = _yarn(keys) if "latent" in a else rope(a["rope"])
     return {
         "vocab_size": keys["vocab"], "hidden_size": keys["width"], "num_hidden_layers": keys["depth"],
-        "num_attention_heads": a["heads"], "num_key_value_heads": a["kv_heads"], "hidden_act": "silu",
+        "num_attention_heads": a["heads"], "num_key_value_heads": a.get("kv_heads", a["heads"]), "hidden_act": "silu",
         "max_position_embeddings": keys["context"], "rms_norm_eps": norm["eps"],
-        "tie_word_embeddings": keys["head"]["tied"], "rope_parameters": rope(a["rope"]),
+        "tie_word_embeddings": keys["head"]["tied"], "rope_parameters": scaled,
         "num_experts_per_tok": _sparse(keys)["experts"]["active"], **IDS,
     }  # fmt: skip
 
@@ -182,4 +199,47 @@ def minimax_m2(keys: Keys) -> Any:
     sizes["rope_parameters"] |= {"partial_rotary_factor": a["rope"]["dims"] / a["head_dim"]}
     return MiniMaxM2Config(
         **sizes, head_dim=a["head_dim"], intermediate_size=mlp["width"], num_local_experts=mlp["experts"]["count"],
+    )  # fmt: skip
+
+
+def _deepseek(keys: Keys) -> dict[str, Any]:
+    a, dense, mlp, layers = keys["attention"], keys["mlp"], _sparse(keys), keys["layers"]
+    latent, shared = a["latent"], mlp["experts"]["shared"]
+    assert layers["pattern"] == ["sparse"] and layers["kinds"]["dense"] == {} and "window" not in a
+    assert shared.get("gate", "none") == "none" and not dense["bias"] and not a.get("bias")
+    first = sum(sum(each.values()) if isinstance(each, dict) else 1 for each in layers["first"])
+    q_rank = latent.get("q_rank", "none")
+    return _sizes(keys) | {
+        "q_lora_rank": None if q_rank == "none" else q_rank, "kv_lora_rank": latent["kv_rank"],
+        "qk_nope_head_dim": latent["nope_dim"], "qk_rope_head_dim": latent["rope_dim"], "v_head_dim": latent["v_dim"],
+        "intermediate_size": dense["width"], "moe_intermediate_size": mlp["width"],
+        "n_routed_experts": mlp["experts"]["count"], "first_k_dense_replace": first,
+    }  # fmt: skip
+
+
+def deepseek_v2(keys: Keys) -> Any:
+    """Softmax over all experts, and weights that are not divided by their sum, are no choice."""
+    from transformers import DeepseekV2Config
+
+    mlp = _sparse(keys)
+    _router(keys, scores="softmax", normalise=False)
+    assert mlp["experts"]["shared"]["width"] % mlp["width"] == 0
+    return DeepseekV2Config(
+        **_deepseek(keys), topk_method="greedy", n_shared_experts=mlp["experts"]["shared"]["width"] // mlp["width"],
+        routed_scaling_factor=1.0, norm_topk_prob=False,
+    )  # fmt: skip
+
+
+def deepseek_v3(keys: Keys) -> Any:
+    """Sigmoid scores with a bias for the choice, in groups by the sum of their two best, are no choice."""
+    from transformers import DeepseekV3Config
+
+    mlp, groups = _sparse(keys), _sparse(keys)["experts"]["router"]["groups"]
+    scale = mlp["experts"]["router"].get("scale", "none")
+    router = _router(keys, scores="sigmoid", selection_bias=True, groups=groups, scale=scale)
+    assert groups["score"] == "top2_sum" and mlp["experts"]["shared"]["width"] % mlp["width"] == 0
+    return DeepseekV3Config(
+        **_deepseek(keys), n_group=groups["count"], topk_group=groups["active"], rope_interleave=True,
+        n_shared_experts=mlp["experts"]["shared"]["width"] // mlp["width"], norm_topk_prob=router["normalise"],
+        routed_scaling_factor=1.0 if scale == "none" else scale,
     )  # fmt: skip

@@ -369,6 +369,8 @@ OUTSIDE = {
     "command-r-35b": Outside("transformers", 5e-6, seed=61, config=scaled.cohere, family="cohere"),
     "command-r-plus": Outside("transformers", 5e-6, seed=66, config=scaled.cohere, family="cohere"),
     "command-r7b": Outside("transformers", 5e-6, seed=62, config=scaled.cohere2, family="cohere"),
+    "deepseek-v2-lite": Outside("transformers", 5e-6, seed=108, config=mixtures.deepseek_v2, family="deepseek"),
+    "deepseek-v3": Outside("transformers", 5e-6, seed=109, config=mixtures.deepseek_v3, family="deepseek"),
     "ernie4.5-0.3b": Outside("transformers", 5e-6, seed=92, config=inner.ernie, family="llama"),
     "falcon-40b": Outside("transformers", 5e-6, seed=42, config=decoders.falcon, family="falcon"),
     "falcon-7b": Outside("transformers", 5e-6, seed=43, config=decoders.falcon, family="falcon"),

@@ -188,6 +188,24 @@ def test_a_matrix_that_head_and_embedding_share_is_not_adapted(module: str, tmp_
         planned(model, tmp_path / "base", tmp_path / "adapter")
 
 
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("mixtral-8x7b", "model.layers.1.block_sparse_moe.experts.2.w1"),
+        ("granite3.1-1b-a400m", "model.layers.1.block_sparse_moe.output_linear"),
+    ],
+)
+def test_experts_are_not_adapted(name: str, module: str, tmp_path: Path) -> None:
+    model, _ = base(name, tmp_path / "base")
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 4}')
+    pair = {f"base_model.model.{module}.lora_{side}.weight": np.ones((4, 4), np.float32) for side in "AB"}
+    save_file(pair, folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{module} is of a mixture's experts, to which no adapter is merged"):
+        planned(model, tmp_path / "base", folder)
+
+
 @pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
 def test_a_folder_that_is_no_adapter_says_so(missing: str, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4}')

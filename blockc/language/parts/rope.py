@@ -99,7 +99,8 @@ class Yarn(Model):
     )
     original: Positive = Field(description="Tokens of the context that the frequencies were trained at.")
     beta_fast: PositiveFloat = Field(
-        description="Turns within the original context from which a pair is kept. A number above beta_slow, such as 32."
+        description="Turns within the original context from which a pair is kept. A number of at least beta_slow, "
+        "such as 32."
     )
     beta_slow: PositiveFloat = Field(
         description="Turns within the original context up to which a pair is stretched whole. A number above 0, such "
@@ -115,12 +116,12 @@ class Yarn(Model):
     )
 
     def problems(self, theta: float, pairs: int) -> Iterator[Problem]:
-        if self.beta_fast <= self.beta_slow:
+        if self.beta_fast < self.beta_slow:
             yield Problem(
                 ROPE_BANDS,
                 ("beta_fast",),
                 "the bands of wavelengths cross",
-                f"more than beta_slow {self.beta_slow:g}",
+                f"at least beta_slow {self.beta_slow:g}",
                 f"{self.beta_fast:g}",
                 also=(("beta_slow", ("beta_slow",)),),
             )

@@ -28,6 +28,17 @@ FOREIGN = {
     "ffn_hidden_size": "mlp.width",
     "hidden_act": "mlp.type", "activation": "mlp.type", "activation_function": "mlp.type",
     "mlp_bias": "mlp.bias, a list of gate up down",
+    "num_experts": "mlp.experts.count", "num_local_experts": "mlp.experts.count",
+    "n_routed_experts": "mlp.experts.count",
+    "num_experts_per_tok": "mlp.experts.active", "top_k": "mlp.experts.active",
+    "moe_intermediate_size": "mlp.width, which is that of one expert beside mlp.experts",
+    "n_shared_experts": "mlp.experts.shared, whose width is that of all shared experts together",
+    "norm_topk_prob": "mlp.experts.router.normalise", "routed_scaling_factor": "mlp.experts.router.scale",
+    "n_group": "mlp.experts.router.groups.count", "topk_group": "mlp.experts.router.groups.active",
+    "e_score_correction_bias": "mlp.experts.router.selection_bias",
+    "q_lora_rank": "attention.latent.q_rank", "kv_lora_rank": "attention.latent.kv_rank",
+    "qk_nope_head_dim": "attention.latent.nope_dim", "qk_rope_head_dim": "attention.latent.rope_dim",
+    "v_head_dim": "attention.latent.v_dim",
     "rms_norm_eps": "norm.eps", "layer_norm_eps": "norm.eps", "layer_norm_epsilon": "norm.eps", "norm_eps": "norm.eps",
     "epsilon": "eps",
     "vocab_size": "vocab", "padded_vocab_size": "vocab",
@@ -46,7 +57,7 @@ FOREIGN = {
 # Refused, and said to be so. A word of two parts is reserved under that key alone.
 RESERVED = """
     encoder decoder cross_attention conv mamba delta relative_bias streams side_inputs
-    output_gate experts
+    output_gate
 """.split()  # noqa: SIM905 - a table, not a list
 
 

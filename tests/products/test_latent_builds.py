@@ -6,10 +6,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from blockc import api
 from blockc.authoring.newspec import NoDesignError
+from blockc.basics.floats import FloatType
 from blockc.graph import interp
 from blockc.graph.target import Target
 from blockc.ir import Array, parameters_of
@@ -22,6 +24,7 @@ from blockc.runtime import Session
 from blockc.source import parse
 from blockc.weights.rules import group_sizes, pack, rules, unpack
 from tests.checkpoints import save
+from tests.cuda_kernels import placed
 from tests.reference.latents import FAMILIES, checkpoint, compiled, params, twin
 
 V3 = FAMILIES["v3"].text
@@ -110,6 +113,16 @@ def test_no_fused_attention_takes_it_and_the_rest_is_fused(target: Target) -> No
     named = [f"layers.{i}.attention.mixed" for i in range(made.spec.top.depth)]
     assert [left[name].partition(",")[0] for name in named] == ["its keys and values are made of latents"] * len(named)
     assert sum(isinstance(n.op, SkipNorm) for n in made.flatten(target).nodes) == 2 * len(named)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_each_node_has_a_kernel_of_cuda_and_a_step_can_be_captured(dtype: FloatType) -> None:
+    """No If and no shape that the host reads: one order of the products for all lengths."""
+    model = onnx.load_from_string(twin(V3).onnx(Target("cuda", dtype, 50)))
+    found = placed(model)
+    assert (found.missing, found.copies) == (set(), set())
+    layers = [n for n in model.graph.node if n.name.startswith("/layers/")]
+    assert not [n.name for n in layers if n in found.host or n.op_type == "Shape" or n.op_type == "If"]
 
 
 def test_there_is_no_graph_of_one_token_and_no_genai() -> None:
