@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def make_theirs(ours: Any, count: int, active: int, form: str) -> Any:
         hidden_size=WIDTH, intermediate_size=INNER, num_local_experts=count, num_experts_per_tok=active
     )
     config._experts_implementation = form
-    module = MixtralExperts(config)
+    module = MixtralExperts(config).to(ours.gate.device, ours.gate.dtype)
     with torch.no_grad():
         module.gate_up_proj.copy_(torch.cat((ours.gate, ours.up), 1))
         module.down_proj.copy_(ours.down)
@@ -71,12 +71,16 @@ def make_theirs(ours: Any, count: int, active: int, form: str) -> Any:
 def time_call(call: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return 1000 * (time.perf_counter() - begin)
 
 
 def compare(ours: Any, theirs: dict[str, Any], rows: int, turns: int) -> str:
-    x = torch.randn(1, rows, WIDTH)
-    weights, chosen = torch.randn(1, rows, len(ours.gate)).softmax(-1).topk(theirs["active"])
+    like = ours.gate
+    x = torch.randn(1, rows, WIDTH, device=like.device, dtype=like.dtype)
+    weights, chosen = torch.randn(1, rows, len(like), device=like.device).softmax(-1).topk(theirs["active"])
+    weights = weights.to(like.dtype)
     calls: dict[str, Callable[[], Any]] = {"blockc": partial(ours, x, chosen, weights)}
     for form in ("eager", "grouped_mm"):
         calls[form] = partial(theirs[form], x[0], chosen[0], weights[0])
@@ -95,15 +99,21 @@ def compare(ours: Any, theirs: dict[str, Any], rows: int, turns: int) -> str:
 def main() -> None:
     turns = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     torch.set_num_threads(1)
+    for line in compare_forms(turns):
+        print(line, flush=True)
+
+
+def compare_forms(turns: int, device: str = "cpu", quick: bool = False) -> Iterator[str]:
+    """A line for each size and number of rows: in fp32 on the CPU, in bf16 on a GPU."""
     torch.manual_seed(0)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        for count, active in SIZES:
-            ours = make_ours(count, active, Path(folder))
+        for count, active in SIZES[:1] if quick else SIZES:
+            ours = make_ours(count, active, Path(folder)).to(device, dtype)
             theirs = {form: make_theirs(ours, count, active, form) for form in ("eager", "grouped_mm")}
-            for rows in ROWS:
-                print(
-                    f"E {count:3} k {active} rows {rows:3}:  {compare(ours, {**theirs, 'active': active}, rows, turns)}"
-                )
+            for rows in ROWS[:2] if quick else ROWS:
+                found = compare(ours, {**theirs, "active": active}, rows, turns)
+                yield f"E {count:3} k {active} rows {rows:3}:  {found}"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 python -m benchmarks.gpu                                  everything, into benchmarks/results/
 python -m benchmarks.gpu --provider cpu --quick           the same path on the CPU, with twins; writes no file
+python -m benchmarks.gpu --experts                        experts and latent attention alone, in under 4 minutes
 
 First the golden matrix: every spec's twin in fp16 and bf16 against the float64 oracle, in sessions that refuse to fall
 back to the CPU. Then whole models with random weights: prefill and decode against model.py. The
@@ -24,6 +25,7 @@ from pathlib import Path
 NEEDED = ("torch", "onnxruntime", "onnx", "numpy", "pydantic", "yaml", "jinja2", "blockc")
 RESULTS = Path(__file__).parent / "results"
 MODELS = ("smollm2-135m", "llama3.2-1b")
+EXPERTS_S = 150  # no further spec with experts is begun later than this
 LIMIT_S = 420  # no new program is begun later than this, and none compiled in the last quarter of it
 
 
@@ -72,6 +74,9 @@ def report(arguments: argparse.Namespace) -> Iterator[tuple[bool, str]]:
     from benchmarks.gpu_speed import speed
     from blockc import api
 
+    if arguments.experts:
+        yield from experts(arguments.provider, arguments.quick)
+        return
     provider, quick, start = arguments.provider, arguments.quick, time.perf_counter()
     names = arguments.spec or (["block-4x4", "gemma2-9b"] if quick else sorted(api.bundled()))
     models = arguments.spec or (list(MODELS[:1]) if quick else list(MODELS))
@@ -98,10 +103,36 @@ def report(arguments: argparse.Namespace) -> Iterator[tuple[bool, str]]:
             yield from programs(name, True, provider, quick, three)
 
 
+def experts(provider: str, quick: bool) -> Iterator[tuple[bool, str]]:
+    """The golden matrix of the specs with experts or latent attention, then model.py's experts beside transformers'."""
+    from benchmarks.experts_torch import compare_forms
+    from benchmarks.gpu_matrix import matrix
+    from blockc import api
+    from blockc.ops import Experts, LatentAttention
+
+    start = time.perf_counter()
+    found = [
+        name
+        for name, path in sorted(api.bundled().items())
+        if any(isinstance(n.op, Experts | LatentAttention) for n in api.twin(api.compile(path)).graph.nodes)
+    ]
+    yield True, "Golden matrix of experts and latent attention: each spec's twin against the oracle in float64"
+    for name in found[:2] if quick else found:
+        if time.perf_counter() - start > EXPERTS_S:
+            yield False, f"{name}: not reached in {EXPERTS_S} seconds"
+            continue
+        yield from matrix([name], ["fp16"] if provider == "cpu" else ["fp16", "bf16"], provider, packed=True)
+    yield True, ""
+    yield True, "Experts of model.py beside transformers' eager and grouped forms, milliseconds of one call, medians"
+    for line in compare_forms(3 if quick else 9, provider, quick):
+        yield True, line
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--provider", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="two twins, short sequences, three rounds")
+    parser.add_argument("--experts", action="store_true", help="only experts and latent attention, in under 4 minutes")
     parser.add_argument("--spec", action="append", help="only this one; may be given again")
     parser.add_argument("--out", type=Path, help="folder of the result; benchmarks/results unless --quick")
     arguments = parser.parse_args()
@@ -110,6 +141,7 @@ def main() -> int:
         print("\n".join(f"missing: {what}" for what in lacking), file=sys.stderr)
         return 3
     name, lines = head(arguments.provider)
+    name = f"experts-{name}" if arguments.experts else name
     print("\n".join(lines))
     right = True
     for holds, line in report(arguments):

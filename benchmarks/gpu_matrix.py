@@ -63,8 +63,8 @@ class Strict:
         return made | {n: (t if n == TOP_TOKENS else t.float()).numpy() for n, t in arrays.items()}
 
 
-def matrix(names: list[str], dtypes: list[str], provider: str) -> Iterator[tuple[bool, str]]:
-    """(right, a line) for each twin, type and form of the logits."""
+def matrix(names: list[str], dtypes: list[str], provider: str, packed: bool = False) -> Iterator[tuple[bool, str]]:
+    """(right, a line) for each twin, type and form of the logits. `packed`: also with matrices laid for kernels."""
     from blockc import api
     from blockc.graph.target import Target
 
@@ -72,39 +72,57 @@ def matrix(names: list[str], dtypes: list[str], provider: str) -> Iterator[tuple
         twin = api.twin(api.compile(api.bundled()[name]))
         for dtype in dtypes:
             for logits in ("all", "last", K):
-                line = f"{name:16} {dtype}  logits {logits!s:4}"
-                try:
-                    runs, error, agree = _compared(twin, Target("cuda", dtype, logits), provider)
-                except Exception as failed:  # a session that does not open, or a kernel that refuses, is a finding
-                    yield False, f"{line}  WRONG: {str(failed).splitlines()[0][:160]}"
-                    continue
-                holds = error <= TOLERANCE[dtype]
-                line += f"  {runs} runs  largest error {error:.1e} of the spread (tolerance {TOLERANCE[dtype]:.0e})"
-                yield holds, f"{line}  argmax {100 * agree:.1f} %{'' if holds else '  WRONG'}"
+                for laid in (False, True) if packed and logits == "all" else (False,):
+                    yield _judge(twin, Target("cuda", dtype, logits, packed=laid), provider)
+
+
+def _judge(twin: Any, target: Any, provider: str) -> tuple[bool, str]:
+    """(Whether a target's graph is right, a line.)"""
+    logits = target.top or target.logits
+    line = f"{twin.spec.top.name.removesuffix('-twin'):20} {target.dtype}  logits {logits!s:4}"
+    line += "  packed" if target.packed else ""
+    try:
+        runs, error, agree = _compared(twin, target, provider)
+    except Exception as failed:  # a session that does not open, or a kernel that refuses, is a finding
+        return False, f"{line}  WRONG: {str(failed).splitlines()[0][:160]}"
+    tolerance = TOLERANCE[target.dtype]
+    line += f"  {runs} runs  largest error {error:.1e} of the spread (tolerance {tolerance:.0e})"
+    return error <= tolerance, f"{line}  argmax {100 * agree:.1f} %{'' if error <= tolerance else '  WRONG'}"
 
 
 def _compared(twin: Any, target: Any, provider: str) -> tuple[int, float, float]:
     """(runs, largest error in spreads of the logits, how often the most probable token is the oracle's)"""
     import torch
 
+    from blockc.ir import parameters_of
+    from blockc.ir.derive import add_derived
     from blockc.proof.cases import Case, cases
     from blockc.proof.matrix import fill
+    from blockc.proof.routes import widen_margins
     from blockc.proof.runners import Oracle
     from blockc.weights.rules import random_parameters
 
-    params = {n: torch.from_numpy(a).to(real(target.dtype)) for n, a in random_parameters(twin.function, 1).items()}
-    exact = {n: t.double().numpy() for n, t in params.items()}
-    oracle = Oracle(twin.function)
+    whole = cases(twin.spec.top.vocab, cached=True)
+    sequences = {row.tobytes(): (row, 0) for case in whole for row in case.rows}
+    drawn, _ = widen_margins(twin.function, random_parameters(twin.function, 1), list(sequences.values()), 1)
     function = twin.flatten(target)
-    there = {n: t.to(provider) for n, t in params.items()}
+    kept = {n for n, param in parameters_of(function).items() if param.dtype == "float32"}
+    types = {n: torch.float32 if n in kept else real(target.dtype) for n in drawn}
+    exact = {n: torch.from_numpy(a).to(types[n]).double().numpy() for n, a in drawn.items()}
+    oracle = Oracle(twin.function)
+    derived = add_derived(exact, twin.derivations(target))
+    there = {
+        n: torch.from_numpy(np.ascontiguousarray(derived[n])).to(types.get(n, real(target.dtype))).to(provider)
+        for n in parameters_of(function)
+    }
     runner = Strict(twin.onnx(target), function, there, provider)
     runs, errors, agree = 0, [0.0], list[bool]()
-    for case in cases(twin.spec.top.vocab, cached=True):
-        whole = len(case.chunks) == 1
+    for case in whole:
+        at_once = len(case.chunks) == 1
         if (
             case.labels
             or (twin.contract(target).one_row and case.several_on_a_past)
-            or (target.logits != "all" and not whole)
+            or (target.logits != "all" and not at_once)
         ):
             continue
         truth = [oracle.run(Case("alone", (row,), (0,), (len(row),)), exact).logits[0] for row in case.rows]

@@ -40,13 +40,13 @@ def one_node() -> bytes:
 
 
 def shape_arithmetic(graph: Any) -> list[Any]:
-    """The nodes that read nothing but shapes and constants: onnxruntime runs them on the host by design."""
-    constants = {t.name for t in graph.initializer}
+    """The nodes that read nothing but shapes of inputs and constants: onnxruntime runs them on the host by design."""
+    constants, given = {t.name for t in graph.initializer}, {value.name for value in graph.input}
     shapes: set[str] = set()
     nodes: list[Any] = []
     for node in graph.node:
         read = [name for name in node.input if name not in constants]
-        if node.op_type == "Shape":
+        if node.op_type == "Shape" and given.issuperset(node.input):
             shapes.update(node.output)
         elif node.op_type in ON_SHAPES and read and shapes.issuperset(read):
             shapes.update(node.output)
@@ -62,11 +62,12 @@ def split(model: bytes) -> tuple[bytes, bytes]:
     graph = whole.graph
     ours = {node.name for node in shape_arithmetic(graph)}
     made = {name for node in graph.node if node.name in ours for name in node.output}
-    crossing = sorted({name for node in graph.node if node.name not in ours for name in node.input} & made)
+    crossing = sorted({name for node in graph.node if node.name not in ours for name in reads_of(node)} & made)
     host, device = onnx.ModelProto(), onnx.ModelProto()
     host.CopyFrom(whole)
     device.CopyFrom(whole)
-    shapes = [node for node in graph.node if node.op_type == "Shape"]
+    given = {value.name for value in graph.input}
+    shapes = [node for node in graph.node if node.op_type == "Shape" and given.issuperset(node.input)]
     _keep(host, [*shapes, *(node for node in graph.node if node.name in ours)])
     known = {v.name: v for v in graph.value_info}
     del host.graph.output[:]
@@ -75,7 +76,7 @@ def split(model: bytes) -> tuple[bytes, bytes]:
     outputs = {v.name: v for v in inferred.graph.output}
     del host.graph.output[:]
     host.graph.output.extend(outputs[name] for name in crossing)
-    read = {name for node in graph.node if node.name not in ours for name in node.input}
+    read = {name for node in graph.node if node.name not in ours for name in reads_of(node)}
     rest = [node for node in graph.node if node.name not in ours]
     _keep(device, [node for node in rest if node.op_type != "Shape" or read & set(node.output)])
     device.graph.input.extend(outputs[name] for name in crossing)
@@ -86,9 +87,20 @@ def split(model: bytes) -> tuple[bytes, bytes]:
     return host.SerializeToString(), device.SerializeToString()
 
 
+def reads_of(node: Any) -> set[str]:
+    """The values that a node reads, those of its bodies from outside too."""
+    found = set(node.input)
+    for body in (attribute.g for attribute in node.attribute if attribute.HasField("g")):
+        made = {value.name for value in (*body.input, *body.initializer)} | {
+            n for each in body.node for n in each.output
+        }
+        found |= {name for each in body.node for name in reads_of(each)} - made
+    return found
+
+
 def _keep(model: Any, nodes: list[Any]) -> None:
     """These nodes, and of inputs and initialisers those that they read."""
-    read = {name for node in nodes for name in node.input}
+    read = {name for node in nodes for name in reads_of(node)}
     graph = model.graph
     for values in (graph.input, graph.initializer):
         kept = [value for value in values if value.name in read]

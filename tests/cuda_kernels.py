@@ -19,8 +19,13 @@ from tests.paths import DATA
 SMALL = 100  # entries of an initialiser that a node on the host may read
 HALF = {"float16", "bfloat16"}
 BOOLEAN = {"And", "Equal", "GreaterOrEqual", "Less", "Not"}
-INTEGER = {"ArgMax", "Shape"}
-RESULT = {"Where": 1, "GatherBlockQuantized": 2}  # the input whose type the output has, where it is not the first
+INTEGER = {"ArgMax", "NonZero", "Shape"}
+RESULT = {
+    "Where": 1,
+    "GatherBlockQuantized": 2,
+    "Loop": 2,
+    "OneHot": 2,
+}  # the input whose type the output has, where it is not the first
 SECOND = {"TopK": "int64"}  # the type of the second output, where it is another
 
 

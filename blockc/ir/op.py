@@ -54,7 +54,7 @@ class OnnxBuilder(Protocol):
         ...
 
     def loop(self, trip: OnnxValue, carried: Sequence[OnnxValue], body: OnnxLoopBody) -> Sequence[OnnxValue]:
-        """The carried values after `trip` rounds, trip an int of shape ().
+        """The carried values after `trip` rounds, trip an int of shape () or (1).
 
         `body` receives a builder of its own, the number of the round, an int of shape (), and the carried values. It
         gives the next ones, each the output of a node of its own. It may read any value that was made before.

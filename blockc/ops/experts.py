@@ -267,12 +267,12 @@ class Experts(Op):
         for e in np.unique(experts):
             *at, slot = np.nonzero(experts == e)
             here = tuple(at)
-            inside = self._inside(x[here], e, own)
-            np.add.at(y, here, self._linear("down", inside, e, own) * weights[(*here, slot)][:, None])
+            inside = self.read_down(x[here], e, own)
+            np.add.at(y, here, self.multiply("down", inside, e, own) * weights[(*here, slot)][:, None])
         return (y,)
 
-    def _inside(self, x: Array, e: int, own: dict[str, Array]) -> Array:
-        return self.activate(*(self._linear(name, x, e, own) for name in (("gate", "up") if self.gated else ("up",))))
+    def read_down(self, x: Array, e: int, own: dict[str, Array]) -> Array:
+        return self.activate(*(self.multiply(name, x, e, own) for name in (("gate", "up") if self.gated else ("up",))))
 
     def activate(self, *inner: Array) -> Array:
         """What down reads, of gate and up, or of up alone."""
@@ -293,7 +293,7 @@ class Experts(Op):
         return isinstance(self.act, ClampedSwiglu)
 
     @staticmethod
-    def _linear(name: str, x: Array, e: int, own: dict[str, Array]) -> Array:
+    def multiply(name: str, x: Array, e: int, own: dict[str, Array]) -> Array:
         y = x @ own[name][e].T
         return y + own[f"{name}_bias"][e] if f"{name}_bias" in own else y
 

@@ -20,7 +20,7 @@ def sum_over_experts(g: OnnxBuilder, args: Sequence[OnnxValue], count: int, expe
     x, experts, weights = args
     hit = _find_hit(g, experts, count)
     wide = g.op("Unsqueeze", weights, g.constant([3]))
-    nothing = g.op("ConstantOfShape", g.op("Shape", x))
+    nothing = g.op("Expand", g.constant(np.array(0, np.float32)), g.op("Shape", x))
 
     def add_one(h: OnnxBuilder, turn: OnnxValue, carried: Sequence[OnnxValue]) -> Sequence[OnnxValue]:
         e = h.op("Gather", hit, turn, axis=0)
@@ -30,7 +30,7 @@ def sum_over_experts(g: OnnxBuilder, args: Sequence[OnnxValue], count: int, expe
         weighed = h.widen(h.op("Mul", y, h.op("GatherND", wide, slots)))
         return [h.op("ScatterND", carried[0], tokens, weighed, reduction="add")]
 
-    return g.narrow(g.loop(g.op("Size", hit), [nothing], add_one)[0])
+    return g.narrow(g.loop(g.op("Shape", hit), [nothing], add_one)[0])
 
 
 def _find_hit(g: OnnxBuilder, experts: OnnxValue, count: int) -> OnnxValue:

@@ -18,6 +18,7 @@ from blockc.graph import interp
 from blockc.graph.contract import IDS, MASK, POSITIONS
 from blockc.ir import Array, Function, Node, ancestors_of, inline
 from blockc.ops import Embed, Linear
+from blockc.weights.streamed import stream_experts
 
 TOKENS = 512
 SEED = 0
@@ -39,7 +40,12 @@ def calibrate(
 
     `rows` reads a parameter in pieces, `read` whole. Of a table of tokens only the rows that are wanted are held.
     """
-    flat = inline(function)
+    found: dict[str, Array] = {}
+
+    def note(path: str, x: Array) -> None:
+        found[path] = found.get(path, 0) + np.einsum("nk,nk->k", x, x, dtype=np.float64)
+
+    flat = stream_experts(inline(function), rows, note)
     linears = [n for n in flat.nodes if isinstance(n.op, Linear)]
     inner = ancestors_of(linears)
     ends = dict.fromkeys(n.inputs[0] for n in linears if n not in inner)
@@ -47,17 +53,14 @@ def calibrate(
     readers: dict[str, list[Node]] = {}
     for n in linears:
         readers.setdefault(n.inputs[0].name, []).append(n)
-    found: dict[str, Array] = {}
     tokens = 0
 
     def watch(name: str, array: Array) -> None:
         if name not in readers:
             return
         x = array.reshape(-1, array.shape[-1])
-        squares = np.einsum("nk,nk->k", x, x, dtype=np.float64)
         for n in readers[name]:
-            path = n.params[0].name
-            found[path] = found.get(path, 0) + squares
+            note(n.params[0].name, x)
             progress("calibrating", len(found), len(linears))
 
     table = next(n for n in flat.nodes if isinstance(n.op, Embed) and n.inputs[0].name == IDS)

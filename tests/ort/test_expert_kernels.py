@@ -14,13 +14,14 @@ import pytest
 
 from blockc import api
 from blockc.emit.external import operators_of
+from blockc.graph import interp
 from blockc.graph.quant import Quant, parse_quant
 from blockc.graph.target import Target
-from blockc.ir import Array, Blocks, Param, parameters_of
+from blockc.ir import Array, Blocks, Param, inline, parameters_of
 from blockc.ir.derive import Derivation, Interleave, PassResult, Quantise, add_derived
 from blockc.language.spec import from_tree
 from blockc.ops import ClampedSwiglu
-from blockc.ops.experts import Experts
+from blockc.ops.experts import Experts, Route
 from blockc.ort.ops import BlockExperts, RoutedExperts
 from blockc.ort.quantise import find_readers
 from blockc.pipeline.compiled import Compiled, compile_spec
@@ -36,6 +37,7 @@ from blockc.weights.plan import DATA, plan_weights
 from blockc.weights.quantise import KEPT, Quantiser, take_turns
 from blockc.weights.rules import random_parameters
 from blockc.weights.safetensors import StoredTensor
+from blockc.weights.streamed import stream_experts
 from tests.checkpoints import off_by, save
 
 LINKED, PACKED, ROWS = Target("cpu"), Target("cpu", packed=True), Target("cpu", packed=True, padding="right")
@@ -316,3 +318,28 @@ def test_a_graph_with_codes_in_the_kernel_needs_a_release_that_has_its_level(
                 open_model(tmp_path / name, "cpu", 1, None)
         else:
             open_model(tmp_path / name, "cpu", 1, None)
+
+
+@pytest.mark.parametrize("name", ["clamped", "plain", "groups"])
+def test_calibration_reads_experts_from_the_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The importance of a matrix's columns is the mean of what its experts' tokens bring, and the model is the same."""
+    monkeypatch.setattr("blockc.weights.quantise.PIECE", 300)
+    model = mixture(MIXTURES[name])
+    params = {path: np.asarray(a, np.float32) for path, a in random_parameters(model.function, 3).items()}
+    flat = inline(model.function)
+    read: dict[str, list[Array]] = {}
+    streamed = stream_experts(
+        flat,
+        lambda path: pieces(params[path].reshape(-1), 70, 400),
+        lambda path, x: read.setdefault(path, []).append(x),
+    )
+    assert not [path for path in parameters_of(streamed) if ".experts." in path]
+    ids = np.random.RandomState(0).randint(0, 61, (2, 9))
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(9)[None].repeat(2, 0)}
+    wanted, got = (interp.interpret(f, given, params)["logits"] for f in (flat, streamed))
+    np.testing.assert_allclose(got, wanted, atol=1e-10)
+    experts = next(n.op for n in flat.nodes if isinstance(n.op, Experts))
+    assert {path.rpartition(".")[2] for path in read} == {p.name for p in experts.params() if p.role == "matrix"}
+    for path, rows in read.items():
+        assert sum(map(len, rows)) == ids.size * next(n.op.active for n in flat.nodes if isinstance(n.op, Route))
+        assert rows[0].shape[1] == params[path].shape[2]

@@ -1,0 +1,476 @@
+"""gpt-oss-20b: a causal decoder of 24 layers, 2880 wide, over 201088 tokens.
+
+20,914,757,184 parameters. Shapes: B batch, S new tokens, P past tokens, T = P + S in all.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Cache = tuple[Tensor, ...]  # the keys and values of a layer, each (B, heads, T, head_dim)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns each pair (x[i], x[i + R]) by its angle: (B, H, S, 2R), two of (B, S, R) -> (B, H, S, 2R)."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+class Sinks(nn.Module):
+    """A learned logit for each head, which joins the softmax of its scores."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+
+def sink_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor, scale: float) -> Tensor:
+    """Attention over the visible keys and one key more of value 0, whose score is its head's sink; no keys: 0."""
+    k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+    sink = sinks[None, :, None, None].expand(*q.shape[:3], 1)
+    hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, float("-inf"))
+    bias = torch.cat((hidden.expand(-1, q.shape[1], -1, -1), sink), dim=3)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=k.shape[1] < q.shape[1])
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """x in fp32, or in fp64 as it is: a router that rounds chooses other experts."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def route(
+    scores: Tensor, active: int, normalise: bool, scale: float = 1.0, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The experts with the highest scores and their weights: (B, S, E) -> (B, S, active) and (B, S, active).
+
+    A bias chooses and does not weigh.
+    """
+    choice = scores if bias is None else scores + bias
+    experts = choice.topk(active, dim=-1).indices
+    weights = scores.gather(-1, experts)
+    if normalise:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return experts, weights * scale
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
+    """gate * sigmoid(alpha * gate) * (up + 1), with gate below limit and up between -limit and limit."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+
+@torch.library.custom_op("blockc::grouped_linear", mutates_args=())
+def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """weight[e] x for rows x (N, inputs), those of expert e before ends[e]: one node, however many rows each has."""
+    return torch.cat(
+        [F.linear(rows, w) for rows, w in zip(x.tensor_split(ends[:-1].long().cpu()), weight, strict=True)]
+    )
+
+
+@torch.library.custom_op("blockc::grouped_gradient", mutates_args=())
+def grouped_gradient(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
+    """The gradient of the weight, (E, outputs, inputs)."""
+    cut = ends[:-1].long().cpu()
+    return torch.stack([g.T @ rows for g, rows in zip(gradient.tensor_split(cut), x.tensor_split(cut), strict=True)])
+
+
+def grouped_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, weight, ends = ctx.saved_tensors
+    return grouped_linear(gradient, weight.mT, ends), grouped_gradient(x, gradient, ends), None
+
+
+grouped_linear.register_fake(lambda x, weight, ends: x.new_empty(x.shape[0], weight.shape[1]))
+grouped_gradient.register_fake(lambda x, gradient, ends: x.new_empty(ends.shape[0], gradient.shape[1], x.shape[1]))
+grouped_linear.register_autograd(
+    grouped_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)
+
+
+def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor, ends: Tensor) -> Tensor:
+    """y = weight[e] x + bias[e] for each row: x (N, inputs), weight (E, outputs, inputs), experts (N) in order.
+
+    ends (E) is the number of rows of expert e and all before it. torch's own grouped product takes no fp64 and no odd
+    sizes, and is compiled in bf16 only.
+    """
+    compiled = torch.compiler.is_compiling() and x.dtype != torch.bfloat16
+    odd = any(size * x.element_size() % 16 for size in weight.shape[1:])
+    if compiled or odd or x.dtype == torch.float64:
+        y = grouped_linear(x, weight, ends)
+    else:
+        y = F.grouped_mm(x, weight.mT, offs=ends)
+    return y if bias is None else y + bias[experts]
+
+
+class Experts(nn.Module):
+    """y = sum of w * down_e(act(gate_e x, up_e x)) over the experts e of each token, w their weights."""
+
+    def __init__(
+        self, count: int, width: int, inner: int, act: Callable[[Tensor, Tensor], Tensor], bias: Sequence[str] = ()
+    ) -> None:
+        super().__init__()
+        self.act = act
+        self.gate = nn.Parameter(torch.empty(count, inner, width))
+        self.up = nn.Parameter(torch.empty(count, inner, width))
+        self.down = nn.Parameter(torch.empty(count, width, inner))
+        for name, size in (("gate", inner), ("up", inner), ("down", width)):
+            made = nn.Parameter(torch.empty(count, size)) if name in bias else None
+            self.register_parameter(f"{name}_bias", made)
+        self.reset_parameters()
+
+    def reset_parameters(self, std: float = 0.02, last: float = 0.02) -> None:
+        """Normal matrices, `last` for those into the residual stream, and zero biases."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, std=last if name == "down" else std)
+
+    def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """x (B, S, width), experts and weights (B, S, k) -> (B, S, width)."""
+        chosen, order = experts.flatten().sort(stable=True)  # pairs of a token and an expert, by expert
+        count = torch.arange(len(self.up), device=x.device)
+        ends = torch.searchsorted(chosen, count, right=True, out_int32=True)
+        token = order // experts.shape[-1]
+        read = x.flatten(0, 1)[token]
+        gate = expert_linear(read, self.gate, self.gate_bias, chosen, ends)
+        up = expert_linear(read, self.up, self.up_bias, chosen, ends)
+        made = expert_linear(self.act(gate, up), self.down, self.down_bias, chosen, ends)
+        made = made * weights.flatten()[order].unsqueeze(-1)  # and the sum, in the type of the weights
+        return made.new_zeros(x.flatten(0, 1).shape).index_add(0, token, made).view_as(x).to(x.dtype)
+
+
+def query_positions(attention_mask: Tensor, tokens: int) -> Tensor:
+    """The positions of the last `tokens` tokens; padding is not counted: (B, T) -> (B, tokens)."""
+    new = torch.arange(tokens, device=attention_mask.device) + (attention_mask.shape[1] - tokens)
+    return attention_mask.cumsum(1)[:, new] - 1
+
+
+def key_positions(attention_mask: Tensor) -> Tensor:
+    """The position of each token; padding is not counted, and gets one that no query reaches: (B, T) -> (B, T)."""
+    return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask == 0, 2**30)
+
+
+def visible_within(window: int, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """True where a query sees a key, itself and the window - 1 before it: (B, S), (B, T) -> (B, 1, S, T)."""
+    distance = query_positions[:, None, :, None] - key_positions[:, None, None, :]
+    return (distance >= 0) & (distance < window)
+
+
+def rotary_frequencies(theta: float, pairs: int, over: int) -> Tensor:
+    """theta^(-2i/over) for i < pairs: the angle by which pair i turns from one position to the next."""
+    return theta ** (-2 * torch.arange(pairs, dtype=torch.float32) / over)
+
+
+def yarn_scaling(frequencies: Tensor, factor: float, first: float, last: float) -> Tensor:
+    """Pairs up to `first` are kept, those from `last` on stretched by factor, others blended."""
+    ramp = (torch.arange(len(frequencies), dtype=torch.float32) - first) / max(last - first, 1e-3)
+    ramp = ramp.clamp(0, 1)
+    return frequencies * (1 - ramp) + frequencies / factor * ramp
+
+
+def rotary_table(position_ids: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of every angle, in fp32: (B, S), (R,) -> two of (B, S, R)."""
+    angles = position_ids[..., None] * frequencies
+    return angles.cos(), angles.sin()
+
+
+def amplified_rotary_table(position_ids: Tensor, frequencies: Tensor, amplitude: float) -> tuple[Tensor, Tensor]:
+    """The cosines and sines times a number, in fp32: (B, S), (R,) -> two of (B, S, R)."""
+    cos, sin = rotary_table(position_ids, frequencies)
+    return amplitude * cos, amplitude * sin
+
+
+def visible(query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """True where a query sees a key, itself and everything before it: (B, S), (B, T) -> (B, 1, S, T)."""
+    return query_positions[:, None, :, None] >= key_positions[:, None, None, :]
+
+
+class Attention(nn.Module):
+    """64 query heads of 64 read 8 key-value heads, with a sink each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(2880, 4096)
+        self.k = nn.Linear(2880, 512)
+        self.v = nn.Linear(2880, 512)
+        self.sinks = Sinks(64)
+        self.o = nn.Linear(4096, 2880)
+
+    def forward(
+        self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, past: Cache | None, use_cache: bool
+    ) -> tuple[Tensor, Cache | None]:
+        q_heads = self.q(x).unflatten(2, (-1, 64)).transpose(1, 2)  # (B, 64, S, 64)
+        k_heads = self.k(x).unflatten(2, (-1, 64)).transpose(1, 2)  # (B, 8, S, 64)
+        v_heads = self.v(x).unflatten(2, (-1, 64)).transpose(1, 2)  # (B, 8, S, 64)
+        q_rotated = rotate(q_heads, cos, sin)  # (B, 64, S, 64)
+        k_rotated = rotate(k_heads, cos, sin)  # (B, 8, S, 64)
+        sinks_2 = self.sinks.weight  # (64)
+        key = k_rotated if past is None else torch.cat((past[0], k_rotated), dim=2)  # (B, 8, T, 64)
+        value = v_heads if past is None else torch.cat((past[1], v_heads), dim=2)  # (B, 8, T, 64)
+        mixed = sink_attention(q_rotated, key, value, mask, sinks_2, scale=0.125)  # (B, 64, S, 64)
+        o = self.o(mixed.transpose(1, 2).flatten(2))  # (B, S, 2880)
+        return o, (key, value) if use_cache else None
+
+
+class MoE(nn.Module):
+    """4 of 32 experts, each down(clamped_swiglu(gate x, up x)), 2880 wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(2880, 32)
+        self.experts = Experts(
+            32, 2880, 2880, partial(clamped_swiglu, limit=7.0, alpha=1.702), bias=["gate", "up", "down"]
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        router = self.router(x)  # (B, S, 32)
+        chosen, weights = route(at_least_fp32(router).softmax(dim=-1), active=4, normalise=True)  # (B, S, 4)
+        experts = self.experts(x, chosen, weights)  # (B, S, 2880)
+        return experts
+
+
+class Layer(nn.Module):
+    """x = x + attention(attention_norm(x)); x = x + mlp(mlp_norm(x))"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(2880, eps=1e-05)
+        self.attention = Attention()
+        self.mlp_norm = nn.RMSNorm(2880, eps=1e-05)
+        self.mlp = MoE()
+
+    def forward(
+        self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, past: Cache | None, use_cache: bool
+    ) -> tuple[Tensor, Cache | None]:
+        attention_norm = self.attention_norm(x)  # (B, S, 2880)
+        attention, present = self.attention(attention_norm, mask, cos, sin, past, use_cache)  # (B, S, 2880)
+        after_attention = x + attention  # (B, S, 2880)
+        mlp_norm = self.mlp_norm(after_attention)  # (B, S, 2880)
+        mlp = self.mlp(mlp_norm)  # (B, S, 2880)
+        after_mlp = after_attention + mlp  # (B, S, 2880)
+        return after_mlp, present
+
+
+@dataclass
+class Output:
+    """logits (B, S, vocab); past_key_values for the next call, with use_cache; loss, with labels."""
+
+    logits: Tensor
+    past_key_values: tuple[Cache, ...] | None = None
+    loss: Tensor | None = None
+
+
+torch.export.register_dataclass(Output, serialized_type_name="gpt-oss-20b.Output")
+
+
+class Model(nn.Module):
+    """Token ids to logits: a causal decoder of 24 layers, 2880 wide, over 201088 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(201088, 2880)
+        self.layers = nn.ModuleList([Layer() for _ in range(24)])
+        self.final_norm = nn.RMSNorm(2880, eps=1e-05)
+        self.head = nn.Linear(2880, 201088, bias=False)
+        self.register_buffer("rotary_frequencies", None, persistent=False)
+        self.reset_constants()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: tuple[Cache, ...] | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool = False,
+        logits_to_keep: int = 0,
+        checkpoint_layers: bool = False,
+    ) -> Output:
+        """Logits of each new token, or of the last `logits_to_keep`; past_key_values for the next call if `use_cache`.
+
+        attention_mask (B, T) is 0 at padding, on either side; position_ids (B, S) are by default counted from it;
+        labels (B, S) are the tokens themselves; `checkpoint_layers` computes layers anew in the backward pass.
+        """
+        batch, tokens = input_ids.shape
+        use_cache = use_cache or past_key_values is not None
+        if attention_mask is None:
+            past_tokens = past_key_values[0][0].shape[2] if past_key_values else 0
+            attention_mask = input_ids.new_ones(batch, past_tokens + tokens)
+        layers = [partial(checkpoint, each, use_reentrant=False) if checkpoint_layers else each for each in self.layers]
+        pasts, present = past_key_values or 24 * (None,), []
+        queries_at = query_positions(attention_mask, input_ids.shape[1])  # (B, S)
+        position_ids = queries_at.clamp(min=0) if position_ids is None else position_ids
+        keys_at = key_positions(attention_mask)  # (B, T)
+        mask_128 = visible_within(128, queries_at, keys_at)  # (B, 1, S, T)
+        cos, sin = amplified_rotary_table(position_ids, self.rotary_frequencies, 1.3465735902799727)  # (B, S, 32)
+        mask = visible(queries_at, keys_at)  # (B, 1, S, T)
+        x = self.embedding(input_ids)  # (B, S, 2880)
+        for i, (layer, past) in enumerate(zip(layers, pasts, strict=True)):
+            layer_mask = mask_128 if i % 2 == 0 else mask
+            x, cached = layer(x, layer_mask, cos, sin, past, use_cache)  # (B, S, 2880)
+            present.append(cached)
+        x = self.final_norm(x)  # (B, S, 2880)
+        logits = self.head(x[:, -logits_to_keep:])  # (B, S, 201088)
+        loss = None
+        if labels is not None:  # over the logits that are kept, in fp32; labels of -100 are ignored
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, -logits.shape[1] :][:, 1:].flatten())
+        return Output(logits, tuple(present) if use_cache else None, loss)
+
+    def reset_constants(self) -> None:
+        """Computes the buffers anew, in fp32 whatever the parameters' type."""
+        with self.embedding.weight.device:
+            self.rotary_frequencies = yarn_scaling(
+                rotary_frequencies(150000.0, pairs=32, over=64),
+                factor=32.0,
+                first=8.092779115512402,
+                last=17.39802450158856,
+            )
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        super()._apply(*args, **kwargs)
+        self.reset_constants()  # a move may have rounded them or left them empty
+        return self
+
+    @torch.no_grad()
+    def init_weights(self, std: float = 0.02) -> None:
+        """Normal matrices, neutral gains, zero biases; those into the residual stream are scaled by depth."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                module.weight.normal_(std=std / 48**0.5 if name.endswith(".o") else std)
+            elif isinstance(module, Experts):
+                module.reset_parameters(std, last=std / 48**0.5)
+            elif hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
+
+    @classmethod
+    def load(cls, path: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Self:
+        """The model with the weights of a safetensors file, or a folder of them, in the layout of gpt-oss."""
+        with torch.device("meta"):
+            model = cls()
+        tensors = open_tensors(Path(path))
+        experts = load_experts(tensors, model.state_dict(), EXPERTS, dtype, device)
+        tensors = renamed(tensors, CHECKPOINT, [], layers=24)
+        tensors = experts | {name: t.to(device, dtype, copy=True) for name, t in tensors.items()}
+        model.load_state_dict(tensors, assign=True)
+        model.reset_constants()
+        return model
+
+
+# The parameter that each tensor of a checkpoint is; {i} is the layer.
+CHECKPOINT = {
+    "model.embed_tokens.weight": "embedding.weight",
+    "model.norm.weight": "final_norm.weight",
+    "lm_head.weight": "head.weight",
+    "model.layers.{i}.input_layernorm.weight": "layers.{i}.attention_norm.weight",
+    "model.layers.{i}.self_attn.q_proj.weight": "layers.{i}.attention.q.weight",
+    "model.layers.{i}.self_attn.q_proj.bias": "layers.{i}.attention.q.bias",
+    "model.layers.{i}.self_attn.k_proj.weight": "layers.{i}.attention.k.weight",
+    "model.layers.{i}.self_attn.k_proj.bias": "layers.{i}.attention.k.bias",
+    "model.layers.{i}.self_attn.v_proj.weight": "layers.{i}.attention.v.weight",
+    "model.layers.{i}.self_attn.v_proj.bias": "layers.{i}.attention.v.bias",
+    "model.layers.{i}.self_attn.o_proj.weight": "layers.{i}.attention.o.weight",
+    "model.layers.{i}.self_attn.o_proj.bias": "layers.{i}.attention.o.bias",
+    "model.layers.{i}.self_attn.sinks": "layers.{i}.attention.sinks.weight",
+    "model.layers.{i}.post_attention_layernorm.weight": "layers.{i}.mlp_norm.weight",
+    "model.layers.{i}.mlp.router.weight": "layers.{i}.mlp.router.weight",
+    "model.layers.{i}.mlp.router.bias": "layers.{i}.mlp.router.bias",
+    "model.layers.{i}.mlp.experts.down_proj_bias": "layers.{i}.mlp.experts.down_bias",
+}
+
+
+# The parameters in each tensor of experts, their groups, whether it is transposed, its layers; {i} is the layer.
+EXPERTS = [
+    (
+        "model.layers.{i}.mlp.experts.gate_up_proj",
+        ["layers.{i}.mlp.experts.gate", "layers.{i}.mlp.experts.up"],
+        2880,
+        True,
+        range(24),
+    ),
+    (
+        "model.layers.{i}.mlp.experts.gate_up_proj_bias",
+        ["layers.{i}.mlp.experts.gate_bias", "layers.{i}.mlp.experts.up_bias"],
+        2880,
+        False,
+        range(24),
+    ),
+    ("model.layers.{i}.mlp.experts.down_proj", ["layers.{i}.mlp.experts.down"], 1, True, range(24)),
+]
+
+
+def open_tensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, or of the files of a folder, mapped into memory."""
+    from safetensors.torch import load_file
+
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise FileNotFoundError(f"no .safetensors file in {path}")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def load_experts(
+    tensors: dict[str, Tensor],
+    like: dict[str, Tensor],
+    rows: list[tuple[str, list[str], int, bool, Iterable[int]]],
+    dtype: torch.dtype,
+    device: str | torch.device,
+) -> dict[str, Tensor]:
+    """The parameters of all experts, each number copied once; their tensors leave `tensors`.
+
+    A row is (a tensor's name, the parameters joined in it along axis 1, in how many groups, whether it is transposed,
+    its layers). {i} is the layer, {e} the expert, whose tensor is a slice of the parameter.
+    """
+
+    def take(name: str, shape: torch.Size, transposed: bool = False) -> Tensor:
+        if name not in tensors:
+            coded = ", whose codes in MXFP4 are not read here" if f"{name}_blocks" in tensors else ""
+            raise KeyError(f"checkpoint: missing {name}{coded}")
+        tensor = tensors.pop(name)
+        tensor = tensor.mT if transposed else tensor
+        if tensor.shape != shape:
+            raise ValueError(f"checkpoint: {name} is {tuple(tensor.shape)}, wanted {tuple(shape)}")
+        return tensor
+
+    state = {}
+    for name, targets, groups, transposed, layers in rows:
+        for i in layers:
+            made = {
+                to.format(i=i): torch.empty_like(like[to.format(i=i)], dtype=dtype, device=device) for to in targets
+            }
+            state.update(made)
+            first = next(iter(made.values()))
+            if "{e}" in name:
+                for e, part in enumerate(first):
+                    part.copy_(take(name.format(i=i, e=e), part.shape))
+                continue
+            shape = torch.Size((len(first), sum(whole.shape[1] for whole in made.values()), *first.shape[2:]))
+            tensor = take(name.format(i=i), shape, transposed)
+            parts = [whole.unflatten(1, (groups, -1)) for whole in made.values()]
+            joined = tensor.unflatten(1, (groups, -1)).split([part.shape[2] for part in parts], dim=2)
+            for part, given in zip(parts, joined, strict=True):
+                part.copy_(given)
+    return state
+
+
+def renamed(tensors: dict[str, Tensor], names: dict[str, str], ignored: list[str], layers: int) -> dict[str, Tensor]:
+    """The tensors under the model's names; {i} is the layer. Tensors in `ignored` may be present."""
+    table = {name.format(i=i): to.format(i=i) for name, to in names.items() for i in range(layers)}
+    others = {name.format(i=i) for name in ignored for i in range(layers)}
+    missing, unknown = sorted(table.keys() - tensors.keys()), sorted(tensors.keys() - table.keys() - others)
+    if missing or unknown:
+        raise KeyError(f"checkpoint: missing {missing or 'nothing'}, not known {unknown or 'nothing'}")
+    return {to: tensors[name] for name, to in table.items()}

@@ -1,0 +1,412 @@
+"""qwen3-30b-a3b: a causal decoder of 48 layers, 2048 wide, over 151936 tokens.
+
+30,532,122,624 parameters. Shapes: B batch, S new tokens, P past tokens, T = P + S in all.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Cache = tuple[Tensor, ...]  # the keys and values of a layer, each (B, heads, T, head_dim)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns each pair (x[i], x[i + R]) by its angle: (B, H, S, 2R), two of (B, S, R) -> (B, H, S, 2R)."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """x in fp32, or in fp64 as it is: a router that rounds chooses other experts."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def route(
+    scores: Tensor, active: int, normalise: bool, scale: float = 1.0, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The experts with the highest scores and their weights: (B, S, E) -> (B, S, active) and (B, S, active).
+
+    A bias chooses and does not weigh.
+    """
+    choice = scores if bias is None else scores + bias
+    experts = choice.topk(active, dim=-1).indices
+    weights = scores.gather(-1, experts)
+    if normalise:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return experts, weights * scale
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    return F.silu(gate) * up
+
+
+@torch.library.custom_op("blockc::grouped_linear", mutates_args=())
+def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """weight[e] x for rows x (N, inputs), those of expert e before ends[e]: one node, however many rows each has."""
+    return torch.cat(
+        [F.linear(rows, w) for rows, w in zip(x.tensor_split(ends[:-1].long().cpu()), weight, strict=True)]
+    )
+
+
+@torch.library.custom_op("blockc::grouped_gradient", mutates_args=())
+def grouped_gradient(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
+    """The gradient of the weight, (E, outputs, inputs)."""
+    cut = ends[:-1].long().cpu()
+    return torch.stack([g.T @ rows for g, rows in zip(gradient.tensor_split(cut), x.tensor_split(cut), strict=True)])
+
+
+def grouped_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, weight, ends = ctx.saved_tensors
+    return grouped_linear(gradient, weight.mT, ends), grouped_gradient(x, gradient, ends), None
+
+
+grouped_linear.register_fake(lambda x, weight, ends: x.new_empty(x.shape[0], weight.shape[1]))
+grouped_gradient.register_fake(lambda x, gradient, ends: x.new_empty(ends.shape[0], gradient.shape[1], x.shape[1]))
+grouped_linear.register_autograd(
+    grouped_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)
+
+
+def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor, ends: Tensor) -> Tensor:
+    """y = weight[e] x + bias[e] for each row: x (N, inputs), weight (E, outputs, inputs), experts (N) in order.
+
+    ends (E) is the number of rows of expert e and all before it. torch's own grouped product takes no fp64 and no odd
+    sizes, and is compiled in bf16 only.
+    """
+    compiled = torch.compiler.is_compiling() and x.dtype != torch.bfloat16
+    odd = any(size * x.element_size() % 16 for size in weight.shape[1:])
+    if compiled or odd or x.dtype == torch.float64:
+        y = grouped_linear(x, weight, ends)
+    else:
+        y = F.grouped_mm(x, weight.mT, offs=ends)
+    return y if bias is None else y + bias[experts]
+
+
+class Experts(nn.Module):
+    """y = sum of w * down_e(act(gate_e x, up_e x)) over the experts e of each token, w their weights."""
+
+    def __init__(
+        self, count: int, width: int, inner: int, act: Callable[[Tensor, Tensor], Tensor], bias: Sequence[str] = ()
+    ) -> None:
+        super().__init__()
+        self.act = act
+        self.gate = nn.Parameter(torch.empty(count, inner, width))
+        self.up = nn.Parameter(torch.empty(count, inner, width))
+        self.down = nn.Parameter(torch.empty(count, width, inner))
+        for name, size in (("gate", inner), ("up", inner), ("down", width)):
+            made = nn.Parameter(torch.empty(count, size)) if name in bias else None
+            self.register_parameter(f"{name}_bias", made)
+        self.reset_parameters()
+
+    def reset_parameters(self, std: float = 0.02, last: float = 0.02) -> None:
+        """Normal matrices, `last` for those into the residual stream, and zero biases."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, std=last if name == "down" else std)
+
+    def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """x (B, S, width), experts and weights (B, S, k) -> (B, S, width)."""
+        chosen, order = experts.flatten().sort(stable=True)  # pairs of a token and an expert, by expert
+        count = torch.arange(len(self.up), device=x.device)
+        ends = torch.searchsorted(chosen, count, right=True, out_int32=True)
+        token = order // experts.shape[-1]
+        read = x.flatten(0, 1)[token]
+        gate = expert_linear(read, self.gate, self.gate_bias, chosen, ends)
+        up = expert_linear(read, self.up, self.up_bias, chosen, ends)
+        made = expert_linear(self.act(gate, up), self.down, self.down_bias, chosen, ends)
+        made = made * weights.flatten()[order].unsqueeze(-1)  # and the sum, in the type of the weights
+        return made.new_zeros(x.flatten(0, 1).shape).index_add(0, token, made).view_as(x).to(x.dtype)
+
+
+def query_positions(attention_mask: Tensor, tokens: int) -> Tensor:
+    """The positions of the last `tokens` tokens; padding is not counted: (B, T) -> (B, tokens)."""
+    new = torch.arange(tokens, device=attention_mask.device) + (attention_mask.shape[1] - tokens)
+    return attention_mask.cumsum(1)[:, new] - 1
+
+
+def key_positions(attention_mask: Tensor) -> Tensor:
+    """The position of each token; padding is not counted, and gets one that no query reaches: (B, T) -> (B, T)."""
+    return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask == 0, 2**30)
+
+
+def visible(query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """True where a query sees a key, itself and everything before it: (B, S), (B, T) -> (B, 1, S, T)."""
+    return query_positions[:, None, :, None] >= key_positions[:, None, None, :]
+
+
+def rotary_frequencies(theta: float, pairs: int, over: int) -> Tensor:
+    """theta^(-2i/over) for i < pairs: the angle by which pair i turns from one position to the next."""
+    return theta ** (-2 * torch.arange(pairs, dtype=torch.float32) / over)
+
+
+def rotary_table(position_ids: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of every angle, in fp32: (B, S), (R,) -> two of (B, S, R)."""
+    angles = position_ids[..., None] * frequencies
+    return angles.cos(), angles.sin()
+
+
+class Attention(nn.Module):
+    """32 query heads of 128 read 4 key-value heads, q and k normed over the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(2048, 4096, bias=False)
+        self.q_norm = nn.RMSNorm(128, eps=1e-06)
+        self.k = nn.Linear(2048, 512, bias=False)
+        self.k_norm = nn.RMSNorm(128, eps=1e-06)
+        self.v = nn.Linear(2048, 512, bias=False)
+        self.o = nn.Linear(4096, 2048, bias=False)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor, past: Cache | None, use_cache: bool
+    ) -> tuple[Tensor, Cache | None]:
+        q_heads = self.q(x).unflatten(2, (-1, 128)).transpose(1, 2)  # (B, 32, S, 128)
+        q_norm = self.q_norm(q_heads)  # (B, 32, S, 128)
+        k_heads = self.k(x).unflatten(2, (-1, 128)).transpose(1, 2)  # (B, 4, S, 128)
+        k_norm = self.k_norm(k_heads)  # (B, 4, S, 128)
+        v_heads = self.v(x).unflatten(2, (-1, 128)).transpose(1, 2)  # (B, 4, S, 128)
+        q_rotated = rotate(q_norm, cos, sin)  # (B, 32, S, 128)
+        k_rotated = rotate(k_norm, cos, sin)  # (B, 4, S, 128)
+        key = k_rotated if past is None else torch.cat((past[0], k_rotated), dim=2)  # (B, 4, T, 128)
+        value = v_heads if past is None else torch.cat((past[1], v_heads), dim=2)  # (B, 4, T, 128)
+        mixed = F.scaled_dot_product_attention(
+            q_rotated, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )  # (B, 32, S, 128)
+        o = self.o(mixed.transpose(1, 2).flatten(2))  # (B, S, 2048)
+        return o, (key, value) if use_cache else None
+
+
+class MoE(nn.Module):
+    """8 of 128 experts, each down(silu(gate x) * up x), 768 wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(2048, 128, bias=False)
+        self.experts = Experts(128, 2048, 768, swiglu)
+
+    def forward(self, x: Tensor) -> Tensor:
+        router = self.router(x)  # (B, S, 128)
+        chosen, weights = route(at_least_fp32(router).softmax(dim=-1), active=8, normalise=True)  # (B, S, 8)
+        experts = self.experts(x, chosen, weights)  # (B, S, 2048)
+        return experts
+
+
+class Layer(nn.Module):
+    """x = x + attention(attention_norm(x)); x = x + mlp(mlp_norm(x))"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(2048, eps=1e-06)
+        self.attention = Attention()
+        self.mlp_norm = nn.RMSNorm(2048, eps=1e-06)
+        self.mlp = MoE()
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor, past: Cache | None, use_cache: bool
+    ) -> tuple[Tensor, Cache | None]:
+        attention_norm = self.attention_norm(x)  # (B, S, 2048)
+        attention, present = self.attention(attention_norm, mask, cos, sin, past, use_cache)  # (B, S, 2048)
+        after_attention = x + attention  # (B, S, 2048)
+        mlp_norm = self.mlp_norm(after_attention)  # (B, S, 2048)
+        mlp = self.mlp(mlp_norm)  # (B, S, 2048)
+        after_mlp = after_attention + mlp  # (B, S, 2048)
+        return after_mlp, present
+
+
+@dataclass
+class Output:
+    """logits (B, S, vocab); past_key_values for the next call, with use_cache; loss, with labels."""
+
+    logits: Tensor
+    past_key_values: tuple[Cache, ...] | None = None
+    loss: Tensor | None = None
+
+
+torch.export.register_dataclass(Output, serialized_type_name="qwen3-30b-a3b.Output")
+
+
+class Model(nn.Module):
+    """Token ids to logits: a causal decoder of 48 layers, 2048 wide, over 151936 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(151936, 2048)
+        self.layers = nn.ModuleList([Layer() for _ in range(48)])
+        self.final_norm = nn.RMSNorm(2048, eps=1e-06)
+        self.head = nn.Linear(2048, 151936, bias=False)
+        self.register_buffer("rotary_frequencies", None, persistent=False)
+        self.reset_constants()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: tuple[Cache, ...] | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool = False,
+        logits_to_keep: int = 0,
+        checkpoint_layers: bool = False,
+    ) -> Output:
+        """Logits of each new token, or of the last `logits_to_keep`; past_key_values for the next call if `use_cache`.
+
+        attention_mask (B, T) is 0 at padding, on either side; position_ids (B, S) are by default counted from it;
+        labels (B, S) are the tokens themselves; `checkpoint_layers` computes layers anew in the backward pass.
+        """
+        batch, tokens = input_ids.shape
+        use_cache = use_cache or past_key_values is not None
+        unmasked = attention_mask is None and past_key_values is None  # only later tokens are hidden
+        if attention_mask is None:
+            past_tokens = past_key_values[0][0].shape[2] if past_key_values else 0
+            attention_mask = input_ids.new_ones(batch, past_tokens + tokens)
+        layers = [partial(checkpoint, each, use_reentrant=False) if checkpoint_layers else each for each in self.layers]
+        pasts, present = past_key_values or 48 * (None,), []
+        queries_at = query_positions(attention_mask, input_ids.shape[1])  # (B, S)
+        position_ids = queries_at.clamp(min=0) if position_ids is None else position_ids
+        keys_at = key_positions(attention_mask)  # (B, T)
+        mask = None if unmasked else visible(queries_at, keys_at)  # (B, 1, S, T)
+        cos, sin = rotary_table(position_ids, self.rotary_frequencies)  # (B, S, 64)
+        x = self.embedding(input_ids)  # (B, S, 2048)
+        for layer, past in zip(layers, pasts, strict=True):
+            x, cached = layer(x, mask, cos, sin, past, use_cache)  # (B, S, 2048)
+            present.append(cached)
+        x = self.final_norm(x)  # (B, S, 2048)
+        logits = self.head(x[:, -logits_to_keep:])  # (B, S, 151936)
+        loss = None
+        if labels is not None:  # over the logits that are kept, in fp32; labels of -100 are ignored
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, -logits.shape[1] :][:, 1:].flatten())
+        return Output(logits, tuple(present) if use_cache else None, loss)
+
+    def reset_constants(self) -> None:
+        """Computes the buffers anew, in fp32 whatever the parameters' type."""
+        with self.embedding.weight.device:
+            self.rotary_frequencies = rotary_frequencies(1000000.0, pairs=64, over=128)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        super()._apply(*args, **kwargs)
+        self.reset_constants()  # a move may have rounded them or left them empty
+        return self
+
+    @torch.no_grad()
+    def init_weights(self, std: float = 0.02) -> None:
+        """Normal matrices, neutral gains, zero biases; those into the residual stream are scaled by depth."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                module.weight.normal_(std=std / 96**0.5 if name.endswith(".o") else std)
+            elif isinstance(module, Experts):
+                module.reset_parameters(std, last=std / 96**0.5)
+            elif hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+
+    @classmethod
+    def load(cls, path: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Self:
+        """The model with the weights of a safetensors file, or a folder of them, in the layout of qwen-moe."""
+        with torch.device("meta"):
+            model = cls()
+        tensors = open_tensors(Path(path))
+        experts = load_experts(tensors, model.state_dict(), EXPERTS, dtype, device)
+        tensors = renamed(tensors, CHECKPOINT, [], layers=48)
+        tensors = experts | {name: t.to(device, dtype, copy=True) for name, t in tensors.items()}
+        model.load_state_dict(tensors, assign=True)
+        model.reset_constants()
+        return model
+
+
+# The parameter that each tensor of a checkpoint is; {i} is the layer.
+CHECKPOINT = {
+    "model.embed_tokens.weight": "embedding.weight",
+    "model.norm.weight": "final_norm.weight",
+    "lm_head.weight": "head.weight",
+    "model.layers.{i}.input_layernorm.weight": "layers.{i}.attention_norm.weight",
+    "model.layers.{i}.self_attn.q_proj.weight": "layers.{i}.attention.q.weight",
+    "model.layers.{i}.self_attn.k_proj.weight": "layers.{i}.attention.k.weight",
+    "model.layers.{i}.self_attn.v_proj.weight": "layers.{i}.attention.v.weight",
+    "model.layers.{i}.self_attn.o_proj.weight": "layers.{i}.attention.o.weight",
+    "model.layers.{i}.self_attn.q_norm.weight": "layers.{i}.attention.q_norm.weight",
+    "model.layers.{i}.self_attn.k_norm.weight": "layers.{i}.attention.k_norm.weight",
+    "model.layers.{i}.post_attention_layernorm.weight": "layers.{i}.mlp_norm.weight",
+    "model.layers.{i}.mlp.gate.weight": "layers.{i}.mlp.router.weight",
+}
+
+
+# The parameters in each tensor of experts, their groups, whether it is transposed, its layers; {i} is the layer.
+EXPERTS = [
+    ("model.layers.{i}.mlp.experts.{e}.gate_proj.weight", ["layers.{i}.mlp.experts.gate"], 1, False, range(48)),
+    ("model.layers.{i}.mlp.experts.{e}.up_proj.weight", ["layers.{i}.mlp.experts.up"], 1, False, range(48)),
+    ("model.layers.{i}.mlp.experts.{e}.down_proj.weight", ["layers.{i}.mlp.experts.down"], 1, False, range(48)),
+]
+
+
+def open_tensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, or of the files of a folder, mapped into memory."""
+    from safetensors.torch import load_file
+
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise FileNotFoundError(f"no .safetensors file in {path}")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def load_experts(
+    tensors: dict[str, Tensor],
+    like: dict[str, Tensor],
+    rows: list[tuple[str, list[str], int, bool, Iterable[int]]],
+    dtype: torch.dtype,
+    device: str | torch.device,
+) -> dict[str, Tensor]:
+    """The parameters of all experts, each number copied once; their tensors leave `tensors`.
+
+    A row is (a tensor's name, the parameters joined in it along axis 1, in how many groups, whether it is transposed,
+    its layers). {i} is the layer, {e} the expert, whose tensor is a slice of the parameter.
+    """
+
+    def take(name: str, shape: torch.Size, transposed: bool = False) -> Tensor:
+        if name not in tensors:
+            coded = ", whose codes in MXFP4 are not read here" if f"{name}_blocks" in tensors else ""
+            raise KeyError(f"checkpoint: missing {name}{coded}")
+        tensor = tensors.pop(name)
+        tensor = tensor.mT if transposed else tensor
+        if tensor.shape != shape:
+            raise ValueError(f"checkpoint: {name} is {tuple(tensor.shape)}, wanted {tuple(shape)}")
+        return tensor
+
+    state = {}
+    for name, targets, groups, transposed, layers in rows:
+        for i in layers:
+            made = {
+                to.format(i=i): torch.empty_like(like[to.format(i=i)], dtype=dtype, device=device) for to in targets
+            }
+            state.update(made)
+            first = next(iter(made.values()))
+            if "{e}" in name:
+                for e, part in enumerate(first):
+                    part.copy_(take(name.format(i=i, e=e), part.shape))
+                continue
+            shape = torch.Size((len(first), sum(whole.shape[1] for whole in made.values()), *first.shape[2:]))
+            tensor = take(name.format(i=i), shape, transposed)
+            parts = [whole.unflatten(1, (groups, -1)) for whole in made.values()]
+            joined = tensor.unflatten(1, (groups, -1)).split([part.shape[2] for part in parts], dim=2)
+            for part, given in zip(parts, joined, strict=True):
+                part.copy_(given)
+    return state
+
+
+def renamed(tensors: dict[str, Tensor], names: dict[str, str], ignored: list[str], layers: int) -> dict[str, Tensor]:
+    """The tensors under the model's names; {i} is the layer. Tensors in `ignored` may be present."""
+    table = {name.format(i=i): to.format(i=i) for name, to in names.items() for i in range(layers)}
+    others = {name.format(i=i) for name in ignored for i in range(layers)}
+    missing, unknown = sorted(table.keys() - tensors.keys()), sorted(tensors.keys() - table.keys() - others)
+    if missing or unknown:
+        raise KeyError(f"checkpoint: missing {missing or 'nothing'}, not known {unknown or 'nothing'}")
+    return {to: tensors[name] for name, to in table.items()}
