@@ -3,7 +3,7 @@
 671,026,404,352 parameters. Shapes: B batch, S new tokens, P past tokens, T = P + S in all.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -829,19 +829,17 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
 
 def without_further_layers(tensors: dict[str, Tensor], marks: list[str], layers: int) -> dict[str, Tensor]:
     """The tensors without those of layers after the last one; each such layer has a tensor of a name in `marks`."""
-    for mark in marks:
-        i = layers
-        while mark.format(i=i) in tensors:
-            prefix = mark.partition("{i}")[0] + f"{i}."
-            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
-            i += 1
+    for before, after in [mark.split("{i}") for mark in marks]:
+        numbers = [n.removeprefix(before).removesuffix(after) for n in tensors if n.startswith(before)]
+        further = tuple(f"{before}{i}." for i in numbers if i.isdigit() and int(i) >= layers)
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(further)}
     return tensors
 
 
 def load_experts(
     tensors: dict[str, Tensor],
     like: dict[str, Tensor],
-    rows: list[tuple[str, list[str], int, bool, Iterable[int]]],
+    rows: list[tuple[str, list[str], int, bool, range | list[int]]],
     dtype: torch.dtype,
     device: str | torch.device,
 ) -> dict[str, Tensor]:
@@ -851,7 +849,7 @@ def load_experts(
     its layers). {i} is the layer, {e} the expert, whose tensor is a slice of the parameter.
     """
 
-    def take(name: str, shape: torch.Size, transposed: bool = False) -> Tensor:
+    def take(name: str, shape: tuple[int, ...], transposed: bool = False) -> Tensor:
         if name not in tensors:
             coded = ", whose codes in MXFP4 are not read here" if f"{name}_blocks" in tensors else ""
             raise KeyError(f"checkpoint: missing {name}{coded}")
@@ -862,20 +860,17 @@ def load_experts(
         return tensor
 
     state = {}
-    for name, targets, groups, transposed, layers in rows:
-        for i in layers:
-            made = {
-                to.format(i=i): torch.empty_like(like[to.format(i=i)], dtype=dtype, device=device) for to in targets
-            }
-            state.update(made)
-            first = next(iter(made.values()))
-            if "{e}" in name:
-                for e, part in enumerate(first):
-                    part.copy_(take(name.format(i=i, e=e), part.shape))
-                continue
-            shape = torch.Size((len(first), sum(whole.shape[1] for whole in made.values()), *first.shape[2:]))
-            tensor = take(name.format(i=i), shape, transposed)
-            parts = [whole.unflatten(1, (groups, -1)) for whole in made.values()]
+    for name, targets, groups, transposed, i in [(*row[:4], i) for row in rows for i in row[4]]:
+        paths = [target.format(i=i) for target in targets]
+        wholes = [torch.empty(like[path].shape, dtype=dtype, device=device) for path in paths]
+        state.update(zip(paths, wholes, strict=True))
+        if "{e}" in name:
+            for e, part in enumerate(wholes[0]):
+                part.copy_(take(name.format(i=i, e=e), part.shape))
+        else:
+            count, _, *rest = wholes[0].shape
+            tensor = take(name.format(i=i), (count, sum(whole.shape[1] for whole in wholes), *rest), transposed)
+            parts = [whole.unflatten(1, (groups, -1)) for whole in wholes]
             joined = tensor.unflatten(1, (groups, -1)).split([part.shape[2] for part in parts], dim=2)
             for part, given in zip(parts, joined, strict=True):
                 part.copy_(given)
