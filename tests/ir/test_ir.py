@@ -220,8 +220,11 @@ def test_equal_layers_are_one_function_with_and_without_a_cache(path: Path) -> N
     made = compile_spec(load(path))
     for function in (made.function, made.served):
         assert [n.name for n in layers_of(function)] == [f"layers.{i}" for i in range(made.spec.top.depth)]
-        turned = {bool(layer.keys.attention and layer.keys.attention.rope) for layer in made.spec.layers}
-        assert len(set(map(callee_of, layers_of(function)))) == len(turned), "what else differs is passed in"
+        unlike = {
+            (bool(layer.keys.attention and layer.keys.attention.rope), layer.keys.mlp and layer.keys.mlp.experts)
+            for layer in made.spec.layers
+        }
+        assert len(set(map(callee_of, layers_of(function)))) == len(unlike), "what else differs is passed in"
         assert len({f.name for f in functions_of(function)}) == len(functions_of(function))
 
 
