@@ -98,28 +98,29 @@ SYNTAX = {
     "Add", "And", "AnnAssign", "Assign", "Attribute", "BinOp", "BitAnd", "BitOr", "BoolOp", "Call", "ClassDef",
     "Compare", "Constant", "Dict", "DictComp", "Div", "Eq", "Expr", "FloorDiv", "For", "FormattedValue", "FunctionDef",
     "GeneratorExp", "Gt", "GtE", "If", "IfExp", "Import", "ImportFrom", "In", "Invert", "Is", "IsNot", "JoinedStr",
-    "List", "ListComp", "Load", "Lt", "MatMult", "Mod", "Module", "Mult", "Name", "Not", "NotEq", "NotIn", "Or", "Pow",
+    "Lambda", "List", "ListComp", "Load", "Lt", "MatMult", "Mod", "Module", "Mult", "Name", "Not", "NotEq", "NotIn", "Or", "Pow",
     "Raise", "Return", "SetComp", "Slice", "Starred", "Store", "Sub", "Subscript", "Tuple", "USub", "UnaryOp", "With",
     "alias", "arg", "arguments", "comprehension", "keyword", "withitem",
 }  # fmt: skip
 IMPORTS = {
-    "dataclasses": {"dataclass"}, "functools": {"partial"}, "math": None, "pathlib": {"Path"},
+    "collections.abc": {"Callable", "Iterable", "Sequence"}, "dataclasses": {"dataclass"}, "functools": {"partial"}, "math": None, "pathlib": {"Path"},
     "safetensors.torch": {"load_file"}, "torch": {"Tensor", "nn"}, "torch.nn.functional": None,
     "torch.utils.checkpoint": {"checkpoint"}, "typing": {"Any", "Self"},
 }  # fmt: skip
 CALLED = {
     "FileNotFoundError", "KeyError", "Path", "ValueError", "any", "dict", "float", "hasattr", "isinstance", "len",
-    "enumerate", "load_file", "max", "partial", "range", "set", "sorted", "sum", "super", "tuple", "zip",
+    "enumerate", "int", "iter", "load_file", "max", "partial", "range", "set", "sorted", "sum", "super", "tuple", "zip",
 }  # fmt: skip
 # Of the modules, what is reached: torch has os and sys among its attributes.
 REACHED = {
     "torch": {
-        "Tensor", "arange", "cat", "device", "dtype", "empty", "equal", "expm1", "export", "float32", "minimum",
-        "no_grad", "ones_like", "split", "sigmoid", "stack", "tanh", "tensor", "where", "zeros_like",
+        "Size", "Tensor", "arange", "bfloat16", "bool", "cat", "compiler", "device", "dtype", "empty", "empty_like",
+        "equal", "expm1", "export", "float32", "float64", "library", "minimum", "no_grad", "ones", "ones_like",
+        "promote_types", "searchsorted", "split", "sigmoid", "stack", "tanh", "tensor", "where", "zeros", "zeros_like",
     },
     "nn": {"Embedding", "LayerNorm", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm", "init"},
     "F": {
-        "cross_entropy", "gelu", "layer_norm", "pad", "relu", "rms_norm", "scaled_dot_product_attention", "silu",
+        "cross_entropy", "gelu", "grouped_mm", "layer_norm", "linear", "pad", "relu", "rms_norm", "scaled_dot_product_attention", "silu",
         "softmax", "softplus",
     },
     "math": {"ceil", "expm1", "log", "log2", "pi"},

@@ -23,7 +23,7 @@ from blockc.ort.ops.rows import MICROSOFT
 
 UNCHOSEN = -1e4  # a logit whose softmax is 0
 LEAST = 1e-30  # of weights, before their logarithm
-MOST = 1 << 60  # an end of a slice that is behind every end
+BEHIND = 1 << 60  # an end of a slice that is behind every end
 _PLAIN: Mapping[type[Op], str] = {Relu: "relu", Silu: "silu", GeluTanh: "gelu"}  # the kernel's gelu is that by tanh
 
 
@@ -282,7 +282,7 @@ class BlockExperts(Op):
             return h.op("Gemm", rows, matrix, *bias, transB=1)
 
         def expert(h: OnnxBuilder, rows: OnnxValue, e: OnnxValue) -> OnnxValue:
-            y, end, ones, twos = multiply(h, self.first, rows, e), h.constant([MOST]), h.constant([1]), h.constant([2])
+            y, end, ones, twos = multiply(h, self.first, rows, e), h.constant([BEHIND]), h.constant([1]), h.constant([2])
             starts = (0, 1) if experts.gated else ()
             inner = [h.op("Slice", y, h.constant([start]), end, ones, twos) for start in starts] or [y]
             return multiply(h, "down", experts.act_onnx(h, inner), e)
