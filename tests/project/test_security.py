@@ -98,12 +98,13 @@ SYNTAX = {
     "Add", "And", "AnnAssign", "Assign", "Attribute", "BinOp", "BitAnd", "BitOr", "BoolOp", "Call", "ClassDef",
     "Compare", "Constant", "Dict", "DictComp", "Div", "Eq", "Expr", "FloorDiv", "For", "FormattedValue", "FunctionDef",
     "GeneratorExp", "Gt", "GtE", "If", "IfExp", "Import", "ImportFrom", "In", "Invert", "Is", "IsNot", "JoinedStr",
-    "Lambda", "List", "ListComp", "Load", "Lt", "MatMult", "Mod", "Module", "Mult", "Name", "Not", "NotEq", "NotIn", "Or", "Pow",
+    "List", "ListComp", "Load", "Lt", "MatMult", "Mod", "Module", "Mult", "Name", "Not", "NotEq", "NotIn", "Or", "Pow",
     "Raise", "Return", "SetComp", "Slice", "Starred", "Store", "Sub", "Subscript", "Tuple", "USub", "UnaryOp", "With",
     "alias", "arg", "arguments", "comprehension", "keyword", "withitem",
 }  # fmt: skip
 IMPORTS = {
-    "collections.abc": {"Callable", "Iterable", "Sequence"}, "dataclasses": {"dataclass"}, "functools": {"partial"}, "math": None, "pathlib": {"Path"},
+    "collections.abc": {"Callable", "Iterable", "Sequence"},
+    "dataclasses": {"dataclass"}, "functools": {"partial"}, "math": None, "pathlib": {"Path"},
     "safetensors.torch": {"load_file"}, "torch": {"Tensor", "nn"}, "torch.nn.functional": None,
     "torch.utils.checkpoint": {"checkpoint"}, "typing": {"Any", "Self"},
 }  # fmt: skip
@@ -120,7 +121,8 @@ REACHED = {
     },
     "nn": {"Embedding", "LayerNorm", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm", "init"},
     "F": {
-        "cross_entropy", "gelu", "grouped_mm", "layer_norm", "linear", "pad", "relu", "rms_norm", "scaled_dot_product_attention", "silu",
+        "cross_entropy", "gelu", "grouped_mm", "layer_norm", "linear", "pad", "relu", "rms_norm",
+        "scaled_dot_product_attention", "silu",
         "softmax", "softplus",
     },
     "math": {"ceil", "expm1", "log", "log2", "pi"},
