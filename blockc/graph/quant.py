@@ -93,6 +93,8 @@ def parse_quant(word: str) -> Quant:
     wide = Blocks(8, size)
     if said[1] == "8":
         return Quant(word, (("positions", None), ("*", wide)))
-    better = ("embedding", "head", "*.v", *(("*.down",) if said[2] == "quality" else ()))
-    rules = (("positions", None), *((name, wide) for name in better), ("*", Blocks(4, size)))
-    return Quant(word, rules, "calibrated")
+    narrow, better = Blocks(4, size), ("embedding", "head", "*.v")
+    rules = [("positions", None), *((name, wide) for name in better), ("*", narrow)]
+    if said[2] == "quality":  # experts are stored alike, since the kernel that runs them takes no mixture
+        rules[-1:] = [("*.experts.*", narrow), ("*.down", wide), ("*", narrow)]
+    return Quant(word, tuple(rules), "calibrated")

@@ -64,16 +64,26 @@ def grouped_gradient(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
     return torch.stack([g.T @ rows for g, rows in zip(gradient.tensor_split(cut), x.tensor_split(cut), strict=True)])
 
 
+def keep_grouped(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
 def grouped_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
     x, weight, ends = ctx.saved_tensors
     return grouped_linear(gradient, weight.mT, ends), grouped_gradient(x, gradient, ends), None
 
 
-grouped_linear.register_fake(lambda x, weight, ends: x.new_empty(x.shape[0], weight.shape[1]))
-grouped_gradient.register_fake(lambda x, gradient, ends: x.new_empty(ends.shape[0], gradient.shape[1], x.shape[1]))
-grouped_linear.register_autograd(
-    grouped_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
-)
+@grouped_linear.register_fake
+def shape_of_grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[1])
+
+
+@grouped_gradient.register_fake
+def shape_of_gradient(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(ends.shape[0], gradient.shape[1], x.shape[1])
+
+
+grouped_linear.register_autograd(grouped_backward, setup_context=keep_grouped)
 
 
 def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor, ends: Tensor) -> Tensor:
