@@ -282,7 +282,8 @@ class BlockExperts(Op):
             return h.op("Gemm", rows, matrix, *bias, transB=1)
 
         def expert(h: OnnxBuilder, rows: OnnxValue, e: OnnxValue) -> OnnxValue:
-            y, end, ones, twos = multiply(h, self.first, rows, e), h.constant([BEHIND]), h.constant([1]), h.constant([2])
+            y, end = multiply(h, self.first, rows, e), h.constant([BEHIND])
+            ones, twos = h.constant([1]), h.constant([2])
             starts = (0, 1) if experts.gated else ()
             inner = [h.op("Slice", y, h.constant([start]), end, ones, twos) for start in starts] or [y]
             return multiply(h, "down", experts.act_onnx(h, inner), e)
