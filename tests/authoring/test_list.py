@@ -40,7 +40,7 @@ def test_the_list_says_what_the_specs_are(run: Callable[..., Ran]) -> None:
     assert [row["name"] for row in said["specs"]] == sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
     for row in said["specs"]:
         top = (model := api.compile(ROOT / "specs" / f"{row['name']}.yaml")).spec.top
-        counted = sum(param.size for param in parameters_of(model.function).values())
+        counted = sum(param.learned for param in parameters_of(model.function).values())
         assert list(row.values()) == [top.name, counted, top.width, top.depth, top.context]
 
 

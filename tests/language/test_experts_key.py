@@ -128,10 +128,10 @@ def twin_of(experts: str) -> Any:
         (f"count: 128, active: 8, {ROUTER}", 8, 2, None),
         (f"count: 60, active: 4, {ROUTER}", 8, 2, None),
         (f"count: 3, active: 2, {ROUTER}", 3, 2, None),
-        (f"count: 256, active: 8, {GROUPED}", 8, 2, (4, 2)),
-        (f"count: 16, active: 2, {GROUPED}", 8, 2, (4, 2)),
+        (f"count: 256, active: 8, {GROUPED}", 8, 2, (4, 3)),
+        (f"count: 16, active: 2, {GROUPED}", 8, 2, (4, 3)),
         ("count: 12, active: 4, router: {scores: softmax, normalise: false, groups: {count: 3, active: 2, score: max}}",
-         6, 2, (3, 2)),
+         8, 3, (2, 1)),
     ],
 )  # fmt: skip
 def test_a_twin_has_fewer_experts_and_leaves_some_idle(

@@ -209,11 +209,15 @@ def test_every_attention_is_replaced_by_few_nodes() -> None:
 
 def test_whose_attention_has_no_such_form() -> None:
     """What GroupQueryAttention does not take either; and sinks, and alibi beside a graph by rows."""
+    latents = "its keys and values are made of latents, and the kernel keeps keys and values, of one size"
     said = {name: full(name).refuses(STEP) for name in SPECS}
     assert {name: why for name, why in said.items() if why} == {
         name: f"layers.0.attention.mixed has no form of one new token: {why}"
         for name, why in {
             "block-4x4": "head_dim 4 is not a multiple of 8",
+            "deepseek-v2-lite": latents,
+            "deepseek-v3": latents,
+            "gpt-oss-20b": "its scores have sinks",
             "stablelm-3b": "it rotates 20 of 80, and the kernel takes multiples of 16",
         }.items()
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 
@@ -241,7 +242,7 @@ def test_cache_is_the_summed_inputs_of_the_cached_graph(name: str) -> None:
         assert isinstance(n.op, Input)
         if n.op.past:
             extents = [d.at({"B": 3, "P": r.context}) for d in n.types[0].shape]
-            kept += 2 * extents[0] * extents[1] * extents[2] * extents[3]
+            kept += 2 * math.prod(extents)
     assert r.kv_cache.bytes.kept_by_graph == kept == r.memory.kv_cache
     assert r.kv_cache.bytes_per_token * 3 * r.context == kept
 
@@ -266,7 +267,7 @@ def test_what_a_token_adds_is_what_the_cached_graphs_past_grows_by(name: str) ->
     """The figure comes from the ops' rules alone; the past is what the pass made of them."""
     function = made(name)[2]
     past = [n.types[0] for n in with_cache(function).inputs if n.op.past] if function.causal else []  # type: ignore[attr-defined]
-    grown = sum(each.shape[1].value * each.shape[3].value for each in past)
+    grown = sum(math.prod(size.value for size in each.shape[1:] if size.value is not None) for each in past)
     assert shown(name).kv_cache.values_per_token == grown
 
 

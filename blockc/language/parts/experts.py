@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations, product
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -162,15 +163,31 @@ def _number_at(tree: Tree, path: tuple[str, ...]) -> int | None:
 
 
 def _few(said: Mapping[tuple[str, ...], int | None]) -> dict[tuple[str, ...], int]:
-    """The numbers of a twin that are said, by their keys. Groups stay of equal size."""
-    count, active, groups, active_groups = (said[path] for path in SIZES)
-    few, few_groups, few_active = COUNT, GROUPS, ACTIVE_GROUPS
-    if groups:
-        few_groups = min(groups, GROUPS)
-        few = few_groups * min((count or few) // groups, COUNT // few_groups)
-        few_active = few_groups if active_groups == groups else min(ACTIVE_GROUPS, few_groups)
-    sizes = ((count, few), (active, ACTIVE), (groups, few_groups), (active_groups, few_active))
-    return {path: min(was, most) for path, (was, most) in zip(SIZES, sizes, strict=True) if was is not None}
+    """The numbers of a twin that are said, by their keys: small ones, and unlike where those of the model are."""
+    was = tuple(said[path] for path in SIZES)
+    few = next((each for each in _candidates(was) if _are_alike(was, each)), next(_candidates(was)))
+    return {path: min(size, new) for path, size, new in zip(SIZES, was, few, strict=True) if size is not None}
+
+
+Sizes = tuple[int, int, int, int]  # in the order of SIZES
+
+
+def _candidates(was: tuple[int | None, ...]) -> Iterator[Sizes]:
+    """Sizes of a twin: the best first. Groups stay of equal size, and hold more than a token takes."""
+    count, active, groups, kept = was
+    for few_groups in (GROUPS, GROUPS - 1, 2) if groups and groups > 1 else (1,):
+        few_groups = min(few_groups, groups or 1)
+        size = min((count or COUNT) // (groups or 1), COUNT // few_groups)
+        for few, few_kept in product((ACTIVE, ACTIVE + 1, 1), (ACTIVE_GROUPS, 1, ACTIVE_GROUPS + 1)):
+            few, few_kept = min(few, active or few), few_groups if kept == groups else min(few_kept, kept or few_kept)
+            if few_kept <= few_groups and few_kept * size > few or few == few_groups * size:
+                yield few_groups * size, few, few_groups, few_kept
+
+
+def _are_alike(was: tuple[int | None, ...], few: Sizes) -> bool:
+    """Whether no two sizes are equal that differ in the model: which is which would not show."""
+    said = [(old, new) for old, new in zip(was, few, strict=True) if old is not None]
+    return all(a == b or x != y for (a, x), (b, y) in combinations(said, 2))
 
 
 def _edit(tree: MappingNode, numbers: dict[tuple[str, ...], int], at: tuple[str, ...] = ()) -> MappingNode:
