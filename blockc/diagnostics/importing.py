@@ -58,7 +58,7 @@ QUANTISED_WEIGHTS = error(
     "BLC707",
     "weights that are quantised",
     "The checkpoint holds its weights in blocks of few bits, or in eight, with factors beside them. Which numbers they "
-    "stand for is a matter of each method (gptq, awq, bitsandbytes, ...). Only fp8 and mxfp4 are read, as floats.",
+    "stand for is a matter of each method (gptq, awq, bitsandbytes, ...). Only fp8 and mxfp4 are read.",
     bad='{"model_type": "gpt2", "quantization_config": {"quant_method": "gptq", "bits": 4}}\n',
     good=_GPT2,
 )

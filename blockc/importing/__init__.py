@@ -33,7 +33,7 @@ from blockc.source.jsontext import is_null, parse_json
 
 CONFIG = "config.json"
 QUANTISED = ("quantization_config", "compression_config")
-READ_AS_FLOATS = ("fp8", "mxfp4")  # methods whose codes have scales beside them that make them floats again
+READ = ("fp8", "mxfp4")  # methods whose codes have scales beside them that make them floats again
 
 
 INNER = "text_config"  # under which the language model of one with towers lies
@@ -188,7 +188,7 @@ def _drop_quantisation(config: MappingNode, faults: list[Finding]) -> MappingNod
         if is_null(entry.value) or (isinstance(entry.value, MappingNode) and not entry.value.entries):
             continue
         method = entry.value.entries.get("quant_method") if isinstance(entry.value, MappingNode) else None
-        if method is not None and to_plain(method.value) in READ_AS_FLOATS:
+        if method is not None and to_plain(method.value) in READ:
             continue
         how = f" by {escape(str(to_plain(method.value)))}" if method is not None else ""
         faults.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
@@ -17,7 +18,8 @@ from blockc.weights.rules import Rule, split_tensor
 class Encoded(Protocol):
     """A tensor that a file may hold as codes.
 
-    `coding` is the file's word for them, empty for floats; `blocks` are ours in which they can be had, if any.
+    `coding` is the file's word for them, empty for floats; `blocks` are ours in which they can be had, if any. They lie
+    along the last axis of the tensor, or where it is `turned` along the last but one.
     """
 
     @property
@@ -26,8 +28,11 @@ class Encoded(Protocol):
     @property
     def blocks(self) -> Blocks | None: ...
 
+    @property
+    def turned(self) -> bool: ...
+
     def codes(self, order: Array) -> Iterator[Codes]:
-        """Codes, scales and lows of these rows, in that order, a few at a time."""
+        """Codes, scales and lows of these rows, counted over all other axes, in that order, a few at a time."""
         ...
 
 
@@ -40,7 +45,8 @@ def why_not_carried(tensor: object, rule: Rule) -> str:
     """Why a parameter cannot have a tensor's codes; empty if it can."""
     if not isinstance(tensor, Encoded) or tensor.blocks is None:
         return "codes of this kind are not carried"
-    if rule.transposed or rule.plus or (rule.axis != 0 and len(rule.targets) > 1):
+    along = len(rule.targets) > 1 and rule.axis == len(rule.joined) - 1
+    if rule.transposed != tensor.turned or rule.plus or along:
         return "the layout does more than move their rows"
     return ""
 
@@ -51,6 +57,7 @@ def carried_blocks(tensor: object, rule: Rule) -> Blocks | None:
 
 
 def row_order(rule: Rule, part: int) -> Array:
-    """The rows of the file's tensor that a parameter has, in its order: what the rule does to the rows' numbers."""
-    numbered = replace(rule, shapes=tuple((shape[0], 1) for shape in rule.shapes))
-    return split_tensor(numbered, np.arange(rule.shape[0])[:, None])[part][:, 0]
+    """The rows of codes that a parameter has, in its order: what the rule does to the rows' numbers."""
+    numbered = replace(rule, shapes=tuple((*shape[:-1], 1) for shape in rule.shapes), transpose=False)
+    numbers = np.arange(math.prod(numbered.joined)).reshape(numbered.joined)
+    return split_tensor(numbered, numbers)[part].reshape(-1)

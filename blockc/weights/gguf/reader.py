@@ -38,6 +38,7 @@ class EncodedTensor:
     stored: np.dtype[Any]
     kind: Any  # gguf.GGMLQuantizationType
     shape: Shape
+    turned = False
 
     @property
     def dtype(self) -> np.dtype[Any]:
