@@ -173,15 +173,15 @@ Sizes = tuple[int, int, int, int]  # in the order of SIZES
 
 
 def _candidates(was: tuple[int | None, ...]) -> Iterator[Sizes]:
-    """Sizes of a twin: the best first. Groups stay of equal size, and hold more than a token takes."""
+    """Sizes of a twin, the best first: groups of equal size, which hold more than a token takes, or else as many."""
     count, active, groups, kept = was
-    for few_groups in (GROUPS, GROUPS - 1, 2) if groups and groups > 1 else (1,):
-        few_groups = min(few_groups, groups or 1)
+    numbers = product((0, 1), (ACTIVE, ACTIVE + 1, 1), (GROUPS, GROUPS - 1, 2), (ACTIVE_GROUPS, 1, ACTIVE_GROUPS + 1))
+    for loose, few, few_groups, few_kept in numbers:
+        few, few_groups = min(few, active or few), min(few_groups, groups or 1)
+        few_kept = few_groups if kept == groups else min(few_kept, kept or few_kept, few_groups)
         size = min((count or COUNT) // (groups or 1), COUNT // few_groups)
-        for few, few_kept in product((ACTIVE, ACTIVE + 1, 1), (ACTIVE_GROUPS, 1, ACTIVE_GROUPS + 1)):
-            few, few_kept = min(few, active or few), few_groups if kept == groups else min(few_kept, kept or few_kept)
-            if few_kept <= few_groups and few_kept * size > few or few == few_groups * size:
-                yield few_groups * size, few, few_groups, few_kept
+        if few_kept * size > few or (loose and few_kept * size == few):
+            yield few_groups * size, few, few_groups, few_kept
 
 
 def _are_alike(was: tuple[int | None, ...], few: Sizes) -> bool:
