@@ -215,6 +215,7 @@ def test_memory_holds_no_whole_parameter_of_experts(tmp_path: Path, monkeypatch:
 # Codes
 
 INT4, INT8, QUALITY = (parse_quant(word) for word in ("int4:16", "int8", "int4:quality"))
+MIXED = Quant("mixed", (("*.experts.down", Blocks(8, 32)), ("*", Blocks(4, 32))))
 ALIGNED = {name: mlp.replace("width: 20", "width: 32") for name, mlp in MIXTURES.items()}
 
 
@@ -240,7 +241,7 @@ def test_experts_of_codes_are_proved_in_the_kernel_and_without_one(name: str, qu
 def test_codes_that_the_kernel_does_not_take_are_restored_expert_by_expert() -> None:
     for mlp, quant, why in (
         (MIXTURES["softmax"], INT4, "rows of whole blocks of 16"),
-        (ALIGNED["softmax"], QUALITY, "not int4:32 and int8:32"),
+        (ALIGNED["softmax"], MIXED, "not int4:32 and int8:32"),
         (ALIGNED["groups"], parse_quant("int4:64"), "rows of whole blocks of 64"),
     ):
         model, target = mixture(mlp), replace(PACKED, quant=quant)
@@ -248,6 +249,12 @@ def test_codes_that_the_kernel_does_not_take_are_restored_expert_by_expert() -> 
         result = prove(model, targets=(target,), only={"full", "decode"})
         assert result.complete, result.table()
         assert [kind for _, kind in operators_of(model.onnx(target))].count("Loop") == 2
+
+
+def test_the_recipe_of_quality_is_one_that_the_kernel_takes() -> None:
+    model, target = mixture(ALIGNED["softmax"]), replace(PACKED, quant=QUALITY)
+    assert not reasons(model, target)
+    assert [kind for _, kind in operators_of(model.onnx(target))].count("QMoE") == 2
 
 
 def test_what_chooses_experts_stays_in_floats_and_gate_and_up_are_stored_alike() -> None:
