@@ -55,18 +55,34 @@ GROUPED: Config = {**SIZES, "num_key_value_heads": 2}
 GPT: Config = {"vocab_size": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "bos_token_id": 1,
                "eos_token_id": 2}  # fmt: skip
 GEMMA: Config = {**GROUPED, "head_dim": 12}
+TWO: Config = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LATENT: Config = {**SIZES, **TWO, "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 14, "qk_nope_head_dim": 8,
+                  "qk_rope_head_dim": 4, "v_head_dim": 6, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4,
+                  "topk_group": 3, "first_k_dense_replace": 1}  # fmt: skip
 # A tiny model of a type, where it is not what `base` makes of the sizes above.
 OWN: dict[str, Config] = {
     "bloom": {"vocab_size": 64, "hidden_size": 32, "n_layer": 3, "n_head": 4, "seq_length": 64, "bos_token_id": 1,
               "eos_token_id": 2},
     "cohere": {**GROUPED, "head_dim": 8},
     "cohere2": {**GROUPED, "num_hidden_layers": 4, "sliding_window": 6, "head_dim": 8},
+    "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": LATENT,
     "falcon": {key: value for key, value in SIZES.items() if key != "intermediate_size"},
     "gemma": GEMMA,
     "gemma2": {**GEMMA, "query_pre_attn_scalar": 20, "sliding_window": 6},
     "gemma3_text": {**GEMMA, "query_pre_attn_scalar": 20, "sliding_window": 6, "num_hidden_layers": 7},
     "glm": {**GROUPED, "head_dim": 8},
     "glm4": {**GROUPED, "head_dim": 8},
+    "glm4_moe": {**GROUPED, **TWO, "head_dim": 8, "n_routed_experts": 8, "n_shared_experts": 1,
+                 "first_k_dense_replace": 1},
+    "gpt_oss": {**GROUPED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
+    "granitemoe": {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "attention_multiplier": 0.4,
+                   "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0},
+    "minimax_m2": {**GROUPED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4},
+    "mixtral": {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {**GROUPED, **TWO, "num_experts": 4, "shared_expert_intermediate_size": 40},
+    "qwen3_moe": {**GROUPED, **TWO, "head_dim": 8, "num_experts": 4, "norm_topk_prob": True},
     "hunyuan_v1_dense": {**GROUPED, "head_dim": 8},
     "helium": {**GROUPED, "head_dim": 8},
     "gpt_neo": {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64,
@@ -372,7 +388,8 @@ def reference(config: Mapping[str, Any]) -> Any:
 
     class_ = CONFIG_MAPPING[config["model_type"]]
     # Eager alone has caps of scores; and eager Falcon adds its slopes twice, once with the mask and once by itself.
-    how = {"attn_implementation": "sdpa" if config.get("alibi") else "eager"}
+    # The grouped product of experts knows no float64.
+    how = {"attn_implementation": "sdpa" if config.get("alibi") else "eager", "experts_implementation": "eager"}
     try:
         if not _tiny(config):
             with torch.device("meta"):
