@@ -12,7 +12,7 @@ from benchmarks.gpu_session import Bound, opened, real, settled, split
 from blockc.graph.contract import TOP_TOKENS
 
 K = 8  # of the highest logits
-TOLERANCE = {"fp16": 1e-2, "bf16": 8e-2}  # of the logits' spread: bf16 has three bits less
+TOLERANCE = {"fp16": 2e-2, "bf16": 8e-2}  # of the logits' spread: bf16 has three bits less
 
 
 @dataclass

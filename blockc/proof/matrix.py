@@ -31,7 +31,7 @@ from blockc.weights.rules import random_parameters
 
 # In standard deviations of the logits. Rounding in fp32 stays ten times below; a wrong GELU is ten times above. fp16
 # has eleven bits, so its graphs are compared with the oracle on weights that fit in eleven bits.
-TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 1e-2}
+TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 2e-2}
 SEED = 20
 # NumPy's name of each float type in which graphs run on this machine.
 RUN_AS = {word: np.dtype(one.numpy).name for word, one in floats.FLOATS.items() if word in COMPUTES["cpu"]}

@@ -19,7 +19,7 @@ from blockc.proof.cases import Case
 from blockc.proof.feeding import Arrays
 from blockc.weights.rules import draw_parameter
 
-MARGIN = 0.02  # of the spread of choices: twice the tolerance of fp16
+MARGIN = 0.02  # of the spread of choices: the tolerance of fp16
 TRIES = 2000  # of one router
 
 

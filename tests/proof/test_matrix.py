@@ -180,11 +180,12 @@ def test_the_full_size_graph_opens_in_a_session(name: str) -> None:
         runtime = names[: len(names) - len(paths)]
         assert runtime[:3] == ["input_ids", "attention_mask", "position_ids"]
         assert all(n.startswith("past_key_values.") for n in runtime[3:])
-        assert len(runtime[3:]) == 2 * model.spec.top.depth
+        assert len(runtime[3:]) == 2 * model.spec.top.depth == len(model.contract(Target(logits=logits)).held)
         shapes = {value.name: tuple(value.shape) for value in session.get_inputs()}
         assert {path: shapes[path] for path in paths} == {path: param.shape for path, param in paths.items()}
         outputs = [value.name for value in session.get_outputs()]
-        assert outputs[:3] == ["logits", "present.0.key", "present.0.value"]
+        states = [held.present for held in model.contract(Target(logits=logits)).held]
+        assert outputs == ["logits", *states]
         assert session.get_outputs()[0].shape[1] == ("sequence_length" if logits == "all" else 1)
         metadata = session.get_modelmeta().custom_metadata_map
         assert metadata["blockc.semantic_hash"] == model.decoder.semantic_hash
@@ -201,7 +202,7 @@ def test_the_cache_inputs_are_the_reported_bytes() -> None:
 
 
 def test_the_tolerance_is_tight() -> None:
-    assert TOLERANCE == {"float64": 1e-9, "float32": 3e-5, "float16": 1e-2}
+    assert TOLERANCE == {"float64": 1e-9, "float32": 3e-5, "float16": 2e-2}
 
 
 def test_405b_builds_in_400_megabytes(tmp_path: Path) -> None:

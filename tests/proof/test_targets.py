@@ -334,6 +334,7 @@ def test_what_is_packed() -> None:
         attentions = [layer.keys.attention for layer in model.spec.distinct]
         normed = any(a and (a.qk_norm or a.clip) for a in attentions)  # something stands between them and the heads
         weights = [path for path in made if path.endswith("qkv.weight")]
+        normed = normed or any(a and a.latent for a in attentions)
         assert len(weights) == (0 if normed or name in ("block-4x4", "stablelm-3b") else model.spec.top.depth), name
         if weights:
             assert made[weights[0]] == Join(tuple(f"layers.0.attention.{x}.weight" for x in "qkv"))
@@ -343,7 +344,8 @@ def test_rows_are_padded_on_the_right_where_attention_goes_by_their_lengths() ->
     """Which is not where four numbers a head, or rope over 20 of them, are nothing for the kernel, nor with alibi."""
     for name in SPECS:
         model = compile_spec(load(ROOT / "specs" / f"{name}.yaml"))
-        lowered = any(layer.keys.attention and layer.keys.attention.alibi for layer in model.spec.distinct)
+        said = [layer.keys.attention for layer in model.spec.distinct]
+        lowered = any(a and (a.alibi or a.latent) for a in said)  # no kernel goes by rows there
         for each in (model, compile_spec(shrink(model.spec))):
             narrow = name == "block-4x4" or (name == "stablelm-3b" and each is model)
             expected = "joined" if narrow or lowered else "rows"
