@@ -57,7 +57,8 @@ GPT: Config = {"vocab_size": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_pos
 GEMMA: Config = {**GROUPED, "head_dim": 12}
 TWO: Config = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 LATENT: Config = {**SIZES, **TWO, "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 14,
-                  "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4,
+                  "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "n_routed_experts": 8,
+                  "n_shared_experts": 1, "n_group": 4,
                   "topk_group": 3, "first_k_dense_replace": 1}  # fmt: skip
 # A tiny model of a type, where it is not what `base` makes of the sizes above.
 OWN: dict[str, Config] = {
