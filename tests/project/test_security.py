@@ -116,7 +116,7 @@ CALLED = {
 REACHED = {
     "torch": {
         "Size", "Tensor", "arange", "bfloat16", "bool", "cat", "compiler", "device", "dtype", "empty", "empty_like",
-        "equal", "expm1", "export", "float32", "float64", "library", "minimum", "no_grad", "ones", "ones_like",
+        "equal", "expm1", "export", "float32", "float64", "library", "minimum", "no_grad", "ones", "ones_like", "ops",
         "promote_types", "searchsorted", "split", "sigmoid", "stack", "tanh", "tensor", "where", "zeros", "zeros_like",
     },
     "nn": {"Embedding", "LayerNorm", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm", "init"},
