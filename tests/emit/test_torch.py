@@ -39,7 +39,8 @@ CLOSE = 3e-5  # of the logits' standard deviation
 every_spec = pytest.mark.parametrize("name", SPECS)
 unlike_specs = pytest.mark.parametrize("name", chosen())  # where torch traces the text, which takes seconds
 traced_specs = pytest.mark.parametrize("name", traced())  # where it does so for long
-three_specs = pytest.mark.parametrize("name", some(*THREE))
+# torch.onnx knows neither a stable sort nor the products of experts.
+exported_specs = pytest.mark.parametrize("name", [n for n in some(*THREE) if "experts:" not in SPECS[n].read_text()])
 two_specs = pytest.mark.parametrize("name", some(*THREE[1:]))  # where C++ is compiled
 Inputs = dict[str, Any]
 
@@ -57,7 +58,9 @@ def _params(name: str) -> dict[str, Array]:
 def _short(name: str) -> Compiled:
     """The twin with its pattern of layers once and not twice: torch traces each layer anew, at a second or more."""
     keys = resolve_spec(_twin(name).spec)
-    return compile_spec(spec_of({**keys, "depth": max(2, keys["depth"] // 2)}))
+    first = (keys.get("layers") or {}).get("first") or []
+    laid = sum(next(iter(entry.values())) if isinstance(entry, dict) else 1 for entry in first)
+    return compile_spec(spec_of({**keys, "depth": max(2, keys["depth"] // 2, laid + 1 if first else 0)}))
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +226,7 @@ def test_export_without_a_past(name: str, folder: Path) -> None:
 
 
 @pytest.mark.backend("onnx export")
-@three_specs
+@exported_specs
 def test_torch_onnx_export_agrees_with_the_direct_graph(name: str, folder: Path) -> None:
     model = _model(name, folder)
     example = _inputs(model, 2, 3, 4)
@@ -241,6 +244,14 @@ def test_torch_onnx_export_agrees_with_the_direct_graph(name: str, folder: Path)
         mine = ours.run(None, {i.name: feeds[i.name] for i in ours.get_inputs()})
         for got, wanted in zip(mine, theirs.run(None, in_order), strict=True):
             _close(got, wanted)
+
+
+def test_torch_onnx_does_not_take_experts(folder: Path) -> None:
+    """Which is why their cells are gaps: a release that takes them fails here."""
+    example = _inputs(model := _model("mixtral-8x7b", folder), 2, 3, 4)
+    given: Inputs = {"kwargs": example, "dynamic_shapes": _shapes(example), "dynamo": True, "opset_version": 23}
+    with torch.no_grad(), pytest.raises(torch.onnx.OnnxExporterError, match="sort"):
+        torch.onnx.export(model, (), **given, verbose=False)
 
 
 def _session(model: bytes) -> Any:
