@@ -97,7 +97,7 @@ def _compared(twin: Any, target: Any, provider: str) -> tuple[int, float, float]
     from blockc.ir import parameters_of
     from blockc.ir.derive import add_derived
     from blockc.proof.cases import Case, cases
-    from blockc.proof.matrix import fill
+    from blockc.proof.comparison import fill
     from blockc.proof.routes import widen_margins
     from blockc.proof.runners import Oracle
     from blockc.weights.rules import random_parameters

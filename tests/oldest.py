@@ -15,8 +15,9 @@ from blockc.graph.target import Target
 from blockc.ir import Array
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.proof.cases import Case, cases
+from blockc.proof.comparison import TOLERANCE, Truth
 from blockc.proof.feeding import empty_states, feeds_of
-from blockc.proof.matrix import RUN_AS, SEED, TOLERANCE, Truth
+from blockc.proof.matrix import RUN_AS, SEED
 from blockc.weights.rules import random_parameters
 
 

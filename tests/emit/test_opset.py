@@ -27,7 +27,7 @@ from blockc.ort.lowering import swaps_for
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.products.folder import FolderError
 from blockc.proof.cases import cases
-from blockc.proof.matrix import Truth, compare_run
+from blockc.proof.comparison import Truth, compare_run
 from blockc.proof.runners import Onnx
 from blockc.runtime.opening import SessionError, open_model
 from blockc.weights.rules import random_parameters

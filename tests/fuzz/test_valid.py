@@ -15,7 +15,8 @@ from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof import prove
 from blockc.proof.cases import sequences
-from blockc.proof.matrix import SEED, TOLERANCE
+from blockc.proof.comparison import TOLERANCE
+from blockc.proof.matrix import SEED
 from blockc.report import make_report
 from blockc.source import parse
 from blockc.weights.rules import random_parameters

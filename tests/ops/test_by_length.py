@@ -29,7 +29,8 @@ from blockc.pipeline.compiled import PORTABLE, Compiled, compile_spec
 from blockc.products.folder import FolderError, product_inputs
 from blockc.products.genai import context_of
 from blockc.proof.cases import Case
-from blockc.proof.matrix import TOLERANCE, prove
+from blockc.proof.comparison import TOLERANCE
+from blockc.proof.matrix import prove
 from blockc.proof.runners import Onnx, Oracle, Params, Torch
 from blockc.runtime import Session, SessionError
 from blockc.weights.rules import random_parameters

@@ -25,8 +25,8 @@ from blockc.passes import verify_graph
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof import prove
 from blockc.proof.cases import Case
+from blockc.proof.comparison import TOLERANCE
 from blockc.proof.feeding import empty_states
-from blockc.proof.matrix import TOLERANCE
 from blockc.proof.runners import Onnx, Oracle
 from blockc.source import parse
 from blockc.weights.rules import random_parameters

@@ -18,7 +18,7 @@ from blockc.ir import Array, parameters_of
 from blockc.layouts import read_layout
 from blockc.ort.ops import SkipNorm
 from blockc.products.genai import GenaiError, make_config
-from blockc.proof.matrix import TOLERANCE
+from blockc.proof.comparison import TOLERANCE
 from blockc.report import make_report
 from blockc.runtime import Session
 from blockc.source import parse

@@ -32,7 +32,7 @@ from blockc.layouts import load_layout
 from blockc.ops import Attention, Rotary, RotaryTable, Scale, Visible
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof.cases import Case, cases
-from blockc.proof.matrix import Truth, compare_run
+from blockc.proof.comparison import Truth, compare_run
 from blockc.proof.runners import Onnx, Oracle, Runner, Torch
 from blockc.source import SpecError, override, parse
 from blockc.weights.rules import group_sizes, pack, random_parameters, rules, unpack

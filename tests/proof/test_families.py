@@ -20,7 +20,7 @@ from blockc.language.spec import resolve_spec
 from blockc.language.spec.keys import Placement
 from blockc.pipeline.compiled import Compiled
 from blockc.proof.cases import Case
-from blockc.proof.matrix import TOLERANCE
+from blockc.proof.comparison import TOLERANCE
 from blockc.proof.runners import Onnx, Oracle, Runner
 from blockc.weights.rules import random_parameters
 from tests.ops.test_by_length import FAMILIES, SCALINGS

@@ -15,7 +15,8 @@ from blockc.language.spec import resolve_spec
 from blockc.pipeline.compiled import PORTABLE, Compiled
 from blockc.proof import prove
 from blockc.proof.cases import Case
-from blockc.proof.matrix import TARGETS, TOLERANCE
+from blockc.proof.comparison import TOLERANCE
+from blockc.proof.matrix import TARGETS
 from blockc.proof.runners import Onnx, Oracle, Runner, Torch
 from blockc.report import make_report
 from tests.reference.latents import FAMILIES, compiled, outside, params, twin

@@ -20,7 +20,7 @@ from blockc.language.spec import from_tree, load
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof import Proof, prove
 from blockc.proof.cases import Case
-from blockc.proof.matrix import TOLERANCE
+from blockc.proof.comparison import TOLERANCE
 from blockc.proof.runners import Onnx, Oracle, Torch
 from blockc.source import parse
 from blockc.weights.rules import random_parameters

@@ -21,7 +21,7 @@ from blockc.ort.ops import GroupQueryAttention, RowQueryAttention, StepAttention
 from blockc.pipeline.compiled import Compiled, compile_spec, compile_tree
 from blockc.proof import Proof, Row, prove
 from blockc.proof.cases import Case
-from blockc.proof.matrix import TOLERANCE
+from blockc.proof.comparison import TOLERANCE
 from blockc.proof.runners import Onnx
 from blockc.source import override
 from blockc.weights.rules import random_parameters

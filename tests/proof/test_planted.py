@@ -17,7 +17,7 @@ from blockc.language.spec import load
 from blockc.pipeline.compiled import compile_spec
 from blockc.products import folder
 from blockc.proof import prove
-from blockc.proof.matrix import TOLERANCE
+from blockc.proof.comparison import TOLERANCE
 from tests.paths import ROOT
 
 SPECS = ROOT / "specs"

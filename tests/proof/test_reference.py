@@ -16,7 +16,7 @@ from blockc.ir import Array
 from blockc.language.spec import resolve_spec
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof.cases import Case
-from blockc.proof.matrix import TOLERANCE
+from blockc.proof.comparison import TOLERANCE
 from blockc.proof.runners import Onnx, Oracle, Runner, Torch
 from tests.reference.models import OUTSIDE, SPECS, Outside, spec_of, twin
 

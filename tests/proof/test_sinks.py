@@ -13,7 +13,8 @@ from blockc.graph.target import Target
 from blockc.ir import Array
 from blockc.ort.ops import GroupQueryAttention, RowQueryAttention
 from blockc.proof.cases import Case, cases
-from blockc.proof.matrix import RUN_AS, Truth, compare_run
+from blockc.proof.comparison import Truth, compare_run
+from blockc.proof.matrix import RUN_AS
 from blockc.proof.runners import Onnx, Oracle
 from blockc.weights.rules import random_parameters
 from tests.spec_text import made

@@ -32,8 +32,9 @@ from blockc.products.manifest import read_manifest
 from blockc.products.staging import FolderError
 from blockc.proof import Proof, Row, prove, targets_of
 from blockc.proof.cases import Case, cases
+from blockc.proof.comparison import TOLERANCE, Truth, compare_run
 from blockc.proof.feeding import empty_states, feeds_of
-from blockc.proof.matrix import RUN_AS, TOLERANCE, Truth, compare_run
+from blockc.proof.matrix import RUN_AS
 from blockc.proof.runners import Onnx, Oracle, Runner
 from blockc.weights.rules import random_parameters
 from tests.conftest import UNLIKE

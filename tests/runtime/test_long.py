@@ -18,7 +18,7 @@ from blockc.graph.target import Padding, Target
 from blockc.pipeline.compiled import Compiled
 from blockc.products.folder import FolderError
 from blockc.products.manifest import MODEL, STEP, graphs_of
-from blockc.proof.matrix import TOLERANCE
+from blockc.proof.comparison import TOLERANCE
 from blockc.runtime import Sampler, Session, SessionError
 from blockc.runtime.binding import BoundGraph
 from blockc.runtime.sampling import greedy

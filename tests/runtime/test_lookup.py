@@ -20,7 +20,8 @@ from blockc.graph.target import Target
 from blockc.ir import Array
 from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import compile_spec
-from blockc.proof.matrix import RUN_AS, TOLERANCE
+from blockc.proof.comparison import TOLERANCE
+from blockc.proof.matrix import RUN_AS
 from blockc.runtime import Sampler, Session, SessionError, TopLogits, greedy
 from blockc.runtime.lookup import OF_CODES, OF_FLOATS, PAUSE, START, WINDOW, Drafts, Occurrences, Pace
 from blockc.runtime.sampling import Logits

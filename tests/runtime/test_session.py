@@ -25,7 +25,8 @@ from blockc.graph.target import Target
 from blockc.ir import Array
 from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import Compiled, compile_spec
-from blockc.proof.matrix import RUN_AS, TOLERANCE
+from blockc.proof.comparison import TOLERANCE
+from blockc.proof.matrix import RUN_AS
 from blockc.runtime import ProviderError, Sampler, Session, SessionError
 from blockc.runtime.cache import HostTensor
 from blockc.source import parse
