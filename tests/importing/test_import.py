@@ -38,7 +38,8 @@ from blockc.pipeline.compiled import compile_spec
 from blockc.report import make_report
 from blockc.source import SpecError, override, parse, render_finding, to_plain
 from blockc.source.jsontext import parse_json
-from blockc.weights.rules import group_sizes, pack, patterns, rules, unpack
+from blockc.weights.matching import pack, unpack
+from blockc.weights.rules import group_sizes, patterns, rules
 from blockc.weights.safetensors import read_safetensors
 from tests.checkpoints import save
 from tests.paths import ROOT

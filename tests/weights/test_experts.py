@@ -25,8 +25,9 @@ from blockc.source import SpecError, parse
 from blockc.weights import plan as planning
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.data import write_data
+from blockc.weights.matching import pack, unpack
 from blockc.weights.plan import DATA, Mode, WeightPlan, plan_weights
-from blockc.weights.rules import Rules, pack, patterns, random_parameters, rules, unpack
+from blockc.weights.rules import Rules, patterns, random_parameters, rules
 from tests.checkpoints import kept, off_by, parameters_in, save, tensors, twin
 from tests.reference.models import OUTSIDE
 

@@ -24,7 +24,8 @@ from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
 from blockc.layouts import LayoutError, load_layout, read_layout
 from blockc.source import SpecError, parse
-from blockc.weights.rules import Rules, group_sizes, pack, patterns, random_parameters, rules, unpack
+from blockc.weights.matching import pack, unpack
+from blockc.weights.rules import Rules, group_sizes, patterns, random_parameters, rules
 from blockc.weights.safetensors import read_safetensors, write_safetensors
 from tests.paths import DATA
 
