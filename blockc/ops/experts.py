@@ -6,7 +6,7 @@ B rows, S tokens, E experts, k of them for a token, W numbers of the stream, F n
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,7 +31,7 @@ from blockc.ir import (
 )
 from blockc.ops.base import number_text, rand
 from blockc.ops.elementwise import ClampedSwiglu, Gelu, GeluTanh, QuickGelu, Relu, Relu2, Silu
-from blockc.ops.hits import sum_over_experts
+from blockc.ops.hits import Matrix, multiply_rows, sum_over_experts
 
 Scores = Literal["softmax", "sigmoid"]
 GroupScore = Literal["max", "top2_sum"]
@@ -261,24 +261,38 @@ class Experts(Op):
         return product(args[1].shape) * (2 * (3 if self.gated else 2) * self.inputs * self.width)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
-        x, experts, weights = args
         own = dict(zip((param.name for param in self.params()), params, strict=True))
+
+        def multiply(name: str, x: Array, e: int) -> Array:
+            y = x @ own[name][e].T
+            return y + own[f"{name}_bias"][e] if f"{name}_bias" in own else y
+
+        return (self.add_up(args, np.unique(args[1]), multiply),)
+
+    def add_up(self, args: Arrays, numbers: Iterable[int], multiply: Callable[[str, Array, int], Array]) -> Array:
+        """y, from the experts of these numbers, one after another.
+
+        `multiply` gives x matrix^T + bias, by the name of a matrix, x, and the number of an expert.
+        """
+        x, experts, weights = args
         y = np.zeros_like(x)
-        for e in np.unique(experts):
+        for e in numbers:
             *at, slot = np.nonzero(experts == e)
             here = tuple(at)
-            inside = self.read_down(x[here], e, own)
-            np.add.at(y, here, self.multiply("down", inside, e, own) * weights[(*here, slot)][:, None])
-        return (y,)
-
-    def read_down(self, x: Array, e: int, own: dict[str, Array]) -> Array:
-        return self.activate(*(self.multiply(name, x, e, own) for name in (("gate", "up") if self.gated else ("up",))))
+            inside = self.activate(*(multiply(name, x[here], e) for name in self.into))
+            np.add.at(y, here, multiply("down", inside, e) * weights[(*here, slot)][:, None])
+        return y
 
     def activate(self, *inner: Array) -> Array:
         """What down reads, of gate and up, or of up alone."""
         if self.paired or not self.gated:
             return self.act.numpy(inner, ())[0]
         return self.act.numpy(inner[:1], ())[0] * inner[1]
+
+    @property
+    def into(self) -> tuple[str, ...]:
+        """The names of the matrices that x is multiplied by."""
+        return ("gate", "up") if self.gated else ("up",)
 
     @property
     def formula(self) -> str:
@@ -291,11 +305,6 @@ class Experts(Op):
     def paired(self) -> bool:
         """Whether the activation takes gate and up at once."""
         return isinstance(self.act, ClampedSwiglu)
-
-    @staticmethod
-    def multiply(name: str, x: Array, e: int, own: dict[str, Array]) -> Array:
-        y = x @ own[name][e].T
-        return y + own[f"{name}_bias"][e] if f"{name}_bias" in own else y
 
     def declares(self) -> str | None:
         sizes = f"{self.count}, {self.inputs}, {self.width}"
@@ -324,15 +333,16 @@ class Experts(Op):
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         own = dict(zip((param.name for param in self.params()), params, strict=True))
+        return self.run(g, args, own, lambda h, name, e: h.op("Gather", own[name], e, axis=0))
 
-        def multiply(h: OnnxBuilder, name: str, x: OnnxValue, e: OnnxValue) -> OnnxValue:
-            """By the expert's matrix as stored, (outputs, inputs)."""
-            used = [h.op("Gather", own[key], e, axis=0) for key in (name, f"{name}_bias") if key in own]
-            return h.op("Gemm", x, *used, transB=1)
+    def run(
+        self, g: OnnxBuilder, args: Sequence[OnnxValue], own: Mapping[str, OnnxValue], matrix: Matrix
+    ) -> Sequence[OnnxValue]:
+        """The Loop, whose matrices are those that `matrix` gives; biases are in `own`, by name."""
 
         def expert(h: OnnxBuilder, x: OnnxValue, e: OnnxValue) -> OnnxValue:
-            inner = self.act_onnx(h, [multiply(h, name, x, e) for name in own if name in ("gate", "up")])
-            return multiply(h, "down", inner, e)
+            inner = self.act_onnx(h, [multiply_rows(h, own, name, x, e, matrix) for name in self.into])
+            return multiply_rows(h, own, "down", inner, e, matrix)
 
         return [sum_over_experts(g, args, self.count, expert)]
 
