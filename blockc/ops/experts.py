@@ -57,6 +57,11 @@ class Groups:
     active: int
     score: GroupScore
 
+    @property
+    def best(self) -> int:
+        """How many of a group's highest choices are its score."""
+        return 1 if self.score == "max" else 2
+
 
 @dataclass(frozen=True)
 class Route(Op):
@@ -94,7 +99,8 @@ class Route(Op):
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         scores = self.score(args[0])
-        experts = np.argsort(-self.choice(scores, params), axis=-1, kind="stable")[..., : self.active]
+        choice = self._mask(self._bias(scores, params))
+        experts = np.argsort(-choice, axis=-1, kind="stable")[..., : self.active]
         weights = np.take_along_axis(scores, experts, axis=-1)
         if self.normalise:
             weights = weights / weights.sum(axis=-1, keepdims=True)
@@ -106,19 +112,22 @@ class Route(Op):
         powers = np.exp(logits - logits.max(axis=-1, keepdims=True, initial=-np.inf))
         return powers / powers.sum(axis=-1, keepdims=True)
 
-    def choice(self, scores: Array, params: Arrays) -> Array:
-        """What experts are chosen by, (B, S, E): -inf outside of the best groups."""
-        choice = scores + params[0] if self.selection_bias else scores
+    def _bias(self, scores: Array, params: Arrays) -> Array:
+        """What experts are chosen by, and the score of a group follows from: (B, S, E)"""
+        return scores + params[0] if self.selection_bias else scores
+
+    def _mask(self, choice: Array) -> Array:
+        """-inf outside of the best groups."""
         if self.groups is None:
             return choice
-        best = self._kept(self.group_scores(choice))
+        best = self._kept(self._group_scores(choice))
         return np.where(np.repeat(best, self.count // self.groups.count, axis=-1), choice, -np.inf)
 
-    def group_scores(self, choice: Array) -> Array:
+    def _group_scores(self, choice: Array) -> Array:
         """(B, S, groups)"""
         assert self.groups is not None
         apart = choice.reshape(*choice.shape[:-1], self.groups.count, self.count // self.groups.count)
-        return apart.max(-1) if self.groups.score == "max" else np.sort(apart, axis=-1)[..., -2:].sum(-1)
+        return np.sort(apart, axis=-1)[..., -self.groups.best :].sum(-1)
 
     def _kept(self, scores: Array) -> Array:
         assert self.groups is not None
@@ -132,12 +141,11 @@ class Route(Op):
 
         It is measured in choices; with groups also in scores of groups. inf where all are chosen.
         """
-        choice = self.choice(self.score(logits), params)
-        gap = _gap_behind(choice, self.active)
+        choice = self._bias(self.score(logits), params)
+        gap = _gap_behind(self._mask(choice), self.active)
         if self.groups is None:
             return gap
-        whole = self.score(logits) + (params[0] if self.selection_bias else 0)
-        return np.minimum(gap, _gap_behind(self.group_scores(whole), self.groups.active))
+        return np.minimum(gap, _gap_behind(self._group_scores(choice), self.groups.active))
 
     def declares(self) -> str | None:
         return f"SelectionBias({self.count})" if self.selection_bias else None
@@ -154,14 +162,13 @@ class Route(Op):
         said += [f"bias={me}.selection_bias"] if self.selection_bias else []
         if self.groups is None:
             return f"route({', '.join(said)})"
-        groups = f"groups={self.groups.count}, active_groups={self.groups.active}"
-        best = 1 if self.groups.score == "max" else 2
-        return f"route_in_groups({', '.join(said)}, {groups}, best={best})"
+        groups = f"groups={self.groups.count}, active_groups={self.groups.active}, best={self.groups.best}"
+        return f"route_in_groups({', '.join(said)}, {groups})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         """In fp32, whatever the model's type: a choice is as exact as it can be."""
         logits, k = g.widen(args[0]), g.constant([self.active])
-        if self.is_plain:  # the softmax over the chosen alone is the same
+        if self.by_logits and self.normalise:  # the softmax over the chosen alone is the same
             weights, experts = g.ops("TopK", 2, logits, k, axis=-1, largest=1, sorted=1)
             return experts, g.narrow(self._scale(g, g.op("Softmax", weights, axis=-1)))
         scores = g.op("Sigmoid", logits) if self.scores == "sigmoid" else g.op("Softmax", logits, axis=-1)
@@ -174,9 +181,9 @@ class Route(Op):
         return experts, g.narrow(self._scale(g, weights))
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it is a softmax over the highest logits, times the scale."""
-        return self.scores == "softmax" and self.normalise and not self.selection_bias and self.groups is None
+    def by_logits(self) -> bool:
+        """Whether the experts with the highest logits are chosen, and weighed by a softmax."""
+        return self.scores == "softmax" and not self.selection_bias and self.groups is None
 
     def _scale(self, g: OnnxBuilder, weights: OnnxValue) -> OnnxValue:
         return weights if self.scale == 1 else g.op("Mul", weights, g.constant(np.array(self.scale, np.float32)))
@@ -185,7 +192,7 @@ class Route(Op):
         """-inf for what is not in the best groups."""
         if self.groups is None:
             return choice
-        count, best = self.groups.count, 1 if self.groups.score == "max" else 2
+        count, best = self.groups.count, self.groups.best
         apart = g.op("Reshape", choice, g.constant([0, 0, count, self.count // count]))
         highest, _ = g.ops("TopK", 2, apart, g.constant([best]), axis=-1, largest=1, sorted=1)
         score = g.op("ReduceSum", highest, g.constant([-1]), keepdims=0)
