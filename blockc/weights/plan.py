@@ -324,7 +324,7 @@ def _add_deltas(source: ParameterSource, added: tuple[Delta, ...]) -> ParameterS
 
 
 def _own_layout(function: Function) -> Layout:
-    return Layout("own", tuple(Item(path, (path,)) for path in parameters_of(function)), {}, {}, ())
+    return Layout("own", tuple(Item(path, (path,)) for path in parameters_of(function)), {}, {}, (), {})
 
 
 def _compare_ties(

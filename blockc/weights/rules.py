@@ -239,10 +239,9 @@ def _count_groups(
     word = item.groups
     if word == 1 and len(item.targets) == 1:
         return 1, []
-    if isinstance(word, str) and not sizes.keys() >= ({word, "head_dim"} if word in HEADS else {word}):
-        return 1, [
-            f"{item.name} is packed by {word}, which differs between {'attentions' if word in HEADS else 'MLPs'} here"
-        ]
+    wanted, whose = ({word, "head_dim"}, "attentions") if word in HEADS else ({word}, "MLPs")
+    if isinstance(word, str) and not sizes.keys() >= wanted:
+        return 1, [f"{item.name} is packed by {word}, which differs between {whose} here"]
     groups = sizes[word] if isinstance(word, str) else word
     unit = groups * (sizes["head_dim"] if word in HEADS else 1)  # a group of heads holds whole heads
     faults: list[str] = []

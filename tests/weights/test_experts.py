@@ -254,7 +254,7 @@ def test_a_line_of_experts_is_read_strictly(lines: str, message: str) -> None:
 
 
 def test_layers_are_not_dropped_without_a_word() -> None:
-    with pytest.raises(SpecError, match="dropped without a word"):
+    with pytest.raises(SpecError, match="nothing says what the layers after the last one are"):
         layout(ONE_BY_ONE, "\n  beyond: {eh_proj.weight: ''}")
 
 

@@ -351,7 +351,7 @@ def test_two_lines_for_one_parameter_are_refused() -> None:
         ("layout: 1\ntensors: {a: {of: [b], groups: experts}}", "2:32", "not a value of groups"),
         ("layout: 1\ntensors: {a: {of: [b], axis: true}}", "2:30", "not a value of axis"),
         ("layout: 1\ntensors: {a: {of: [b], transpose: 1}}", "2:35", "transpose is yes or no"),
-        ("layout: 1\nlayers: {at: a.<i>}", "2:9", "layers has two words"),
+        ("layout: 1\nlayers: {at: a.<i>}", "2:9", "layers lacks a word"),
         ("layout: 1\nlayers: {at: a, tensors: {b: c}}", "2:14", "no place for the layer's number"),
         ("layout: 1\nprefix: a.", "2:9", "not a list"),
         ("layout: 1\ntied: {a: 1}", "2:11", "not a tensor name"),
