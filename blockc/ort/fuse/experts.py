@@ -11,7 +11,7 @@ from blockc.ort.fuse.rewrite import Mismatch, Rewrite
 from blockc.ort.kernels import why_no_kernel
 from blockc.ort.ops import ChoiceLogits, RoutedExperts, WeightSum, why_no_moe
 
-LINKED = "its kernel has the rows of gate and up in turn, and the weights are not copied"
+LINKED = "its kernel reads gate and up as one matrix, their rows in turn, and linked weights are not copied"
 
 
 def fuse_experts(rewrite: Rewrite) -> None:
