@@ -26,7 +26,8 @@ from blockc.graph.target import Target
 from blockc.layouts import load_layout
 from blockc.pipeline.compiled import Compiled
 from blockc.runtime import Session
-from blockc.weights.rules import group_sizes, pack, random_parameters, rules
+from blockc.weights.matching import pack
+from blockc.weights.rules import group_sizes, random_parameters, rules
 from blockc.weights.safetensors import write_safetensors
 
 PREFILL, DECODE = (128, 512), (128, 1024)

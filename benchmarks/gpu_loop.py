@@ -133,7 +133,8 @@ def checkpoint(compiled: Any, model: Any, folder: Path) -> Path:
     """model.py's weights as a file of their family; for the models that are known whole, a folder of Hugging Face."""
     from benchmarks.peers.checkpoint import LARGE, LLAMA, SMALL
     from blockc.layouts import load_layout
-    from blockc.weights.rules import group_sizes, pack, rules
+    from blockc.weights.matching import pack
+    from blockc.weights.rules import group_sizes, rules
 
     own = {name: parameter.detach().cpu().numpy() for name, parameter in model.named_parameters()}
     held = pack(

@@ -16,7 +16,8 @@ from blockc.graph import interp
 from blockc.ir import Array
 from blockc.layouts import load_layout
 from blockc.pipeline.compiled import Compiled
-from blockc.weights.rules import Rules, group_sizes, pack, random_parameters, rules, unpack
+from blockc.weights.matching import pack, unpack
+from blockc.weights.rules import Rules, group_sizes, random_parameters, rules
 from tests.paths import ROOT
 
 TOKENS = 13

@@ -9,6 +9,7 @@ from dataclasses import replace
 from blockc.basics.errors import UsageError
 from blockc.graph.carried import carried_quant
 from blockc.graph.target import Target
+from blockc.ir import Blocks
 from blockc.ort.kernels import why_no_kernel
 from blockc.ort.quantise import find_readers
 from blockc.pipeline.compiled import Compiled
@@ -38,10 +39,7 @@ def carry_codes(model: Compiled, target: Target, plan: WeightPlan, dequantise: b
     readers = find_readers(model.flatten(target))
     reasons = {path: _why_not_carried(target, source, path in readers) for path, source in coded.items()}
     carried = {path: source.blocks for path, source in coded.items() if source.blocks and not reasons[path]}
-    for path in [
-        path for path in carried if any(carried.get(p) != carried[path] for p in _stored_alike(readers, path))
-    ]:
-        reasons[path] = UNLIKE
+    reasons |= {path: UNLIKE for path in carried if not _are_alike(carried, readers, path)}
     carried = {path: blocks for path, blocks in carried.items() if not reasons[path]}
     floats = {
         why: _count(source for path, source in coded.items() if reasons[path] == why)
@@ -55,9 +53,9 @@ def carry_codes(model: Compiled, target: Target, plan: WeightPlan, dequantise: b
     return replace(target, quant=carried_quant(readers, carried)), (said, *notes)
 
 
-def _stored_alike(readers: Mapping[str, Sequence[str]], path: str) -> list[str]:
-    """The matrices that a graph stores in the same blocks as this one, itself among them."""
-    return [other for other, names in readers.items() if names == readers[path]]
+def _are_alike(carried: Mapping[str, Blocks], readers: Mapping[str, Sequence[str]], path: str) -> bool:
+    """Whether all matrices that a graph stores in the same blocks as this one are carried in its blocks."""
+    return all(carried.get(other) == carried[path] for other, names in readers.items() if names == readers[path])
 
 
 def _why_not_carried(target: Target, source: ParameterSource, is_read: bool) -> str:

@@ -21,7 +21,8 @@ from blockc.report import Report, make_report
 from blockc.report.sizes import parse_size
 from blockc.source import Finding, MappingNode, SpecError, escape_text, override, read_tree
 from blockc.weights.checkpoint import open_checkpoint
-from blockc.weights.rules import group_sizes, match_tensors, misfit_error, rules
+from blockc.weights.matching import match_tensors, misfit_error
+from blockc.weights.rules import group_sizes, rules
 
 
 def compile(path: Path | str, assignments: Sequence[str] = ()) -> Compiled:  # noqa: A001

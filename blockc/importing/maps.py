@@ -98,6 +98,7 @@ class Map:
     """A model type's map, with what is common to all."""
 
     spec: MappingNode
+    like: str | None = None  # another model type, whose map holds instead
     inner: tuple[str, str] | None = None  # the key of the language model's own config, and its model type
     absent: dict[str, Tree] = field(default_factory=dict[str, Tree])
     if_null: dict[str, Tree] = field(default_factory=dict[str, Tree])
@@ -129,9 +130,8 @@ def op_of(tree: MappingNode) -> str | None:
 @cache
 def load_map(model_type: str) -> Map:
     """The map of one of `model_types`."""
-    tree = _read_file(model_type)
-    same = to_plain(tree.entries["like"].value) if tree.entries.keys() == {"import", "like"} else None
-    return load_map(same) if isinstance(same, str) else read_map(tree, read_map(_read_file(COMMON)))
+    found = read_map(_read_file(model_type), read_map(_read_file(COMMON)))
+    return load_map(found.like) if found.like else found
 
 
 @cache
@@ -171,12 +171,16 @@ def read_map(tree: MappingNode, common: Map | None = None) -> Map:
             [(key, tree) for word in ("absent", "if_null", "let") for key, tree in said[word].items()], told
         )
     inner = reader.inner(top["inner"].value) if "inner" in top else None
+    like = reader.text(top["like"].value, "a model type") if "like" in top else None
+    if like is not None and top.keys() > {"import", "like"}:
+        reader.wrong(top["like"].key, "like stands alone", "import and like, or a map without like")
     if common is None:  # what it says of keys holds where they are read
         read |= otherwise["read_otherwise"].keys() | otherwise["noted"].keys()
     if reader.faults or not isinstance(spec, MappingNode):
         raise SpecError(dict.fromkeys(reader.faults))
     return Map(
         spec=spec,
+        like=like,
         inner=inner,
         absent=absent,
         if_null=if_null,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -76,9 +76,7 @@ class Layout:
     tied: Mapping[str, str]  # a name that may be in the file: the parameter that it then equals
     ignored: Mapping[str, str]  # a name known to be without effect: the reason
     prefixes: tuple[str, ...]  # the first stands in the names above; a file may have another in its stead
-    beyond: Mapping[str, str] = field(
-        default_factory=dict[str, str]
-    )  # a tensor that a layer after the last has: what it is
+    beyond: Mapping[str, str]  # a tensor that a layer after the last one has: what that layer is
 
 
 def load_layout(name: str) -> Layout:
@@ -173,12 +171,12 @@ class _LayoutReader:
         """(The items of each layer; tensors of layers after the last one, with what those are.)"""
         entries = self.mapping(tree, ("at", "tensors", "beyond"))
         if not entries.keys() >= {"at", "tensors"}:
-            self.wrong(tree.place, "layers has two words", "at and tensors", ", ".join(entries))
+            self.wrong(tree.place, "layers lacks a word", "at and tensors", ", ".join(entries))
             return [], {}
         at = self.name(to_plain(entries["at"].value), entries["at"].value.place, ("<i>",))
         if "{i}" not in at:
             self.wrong(entries["at"].value.place, "no place for the layer's number", "<i>", at)
-        told = "layers after the last one are dropped without a word"
+        told = "nothing says what the layers after the last one are"
         beyond = dict(self.reasons(entries["beyond"].value, told)) if "beyond" in entries else {}
         items = list(self.items(entries["tensors"].value, f"{at}.", "layers.{i}."))
         return items, {f"{at}.{name}": what for name, what in beyond.items()}

@@ -14,9 +14,11 @@ from blockc.ir import Array, Arrays, Blocks, Dim, OnnxBuilder, OnnxValue, Op, Pa
 from blockc.ir.derive import Derivation, Quantise, Reshape
 from blockc.ops.elementwise import ClampedSwiglu, Gelu, Relu2, Silu
 from blockc.ops.experts import Experts
-from blockc.ops.hits import sum_over_experts
+from blockc.ops.hits import Matrix
 
 Coding = Mapping[str, Blocks | None]  # of matrices, by name; None: floats
+# A builder, the name of a matrix, its codes, scales and lows, its blocks, and an expert's number -> that one's matrix
+Restore = Callable[[OnnxBuilder, str, Sequence[OnnxValue], Blocks, OnnxValue], OnnxValue]
 
 
 def derive_codes(matrix: Param, name: str, blocks: Blocks) -> dict[str, Derivation]:
@@ -40,14 +42,6 @@ def code_params(params: Sequence[Param], coding: Coding) -> tuple[Param, ...]:
     return tuple(made)
 
 
-def derive_coded(params: Mapping[str, Param], coding: Coding) -> dict[str, Derivation]:
-    """What the tensors of codes are made of. `params` are the experts' own, by name."""
-    made: dict[str, Derivation] = {}
-    for name, blocks in coding.items():
-        made |= derive_codes(params[name], name, blocks) if blocks else {}
-    return made
-
-
 def restore_params(given: Mapping[str, Array], params: Sequence[Param], coding: Coding) -> Arrays:
     """The numbers of the experts' own parameters."""
     return tuple(_restore(given, param, coding.get(param.name)) for param in params)
@@ -61,9 +55,17 @@ def _restore(given: Mapping[str, Array], param: Param, blocks: Blocks | None) ->
     return blocks.restore(packed, scales, given.get(f"{param.name}_lows"), param.shape[-1])
 
 
-def tensors_of(own: Mapping[str, OnnxValue], name: str) -> list[OnnxValue]:
-    """The tensors of a matrix in codes."""
-    return [own[key] for key in (f"{name}_codes", f"{name}_scales", f"{name}_lows") if key in own]
+def matrix_of(own: Mapping[str, OnnxValue], coding: Coding, restore: Restore) -> Matrix:
+    """What gives the matrix of an expert: by `restore`, where it is in codes."""
+
+    def matrix(h: OnnxBuilder, name: str, e: OnnxValue) -> OnnxValue:
+        blocks = coding[name]
+        if blocks is None:
+            return h.op("Gather", own[name], e, axis=0)
+        tensors = [own[key] for key in (f"{name}_codes", f"{name}_scales", f"{name}_lows") if key in own]
+        return restore(h, name, tensors, blocks, e)
+
+    return matrix
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,7 @@ class CodedExperts(Op):
 
     @property
     def coding(self) -> Coding:
-        first = {"gate": self.into, "up": self.into} if self.experts.gated else {"up": self.into}
-        return {**first, "down": self.out}
+        return {**dict.fromkeys(self.experts.into, self.into), "down": self.out}
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         return self.experts.infer(*args)
@@ -118,29 +119,11 @@ class CodedExperts(Op):
         return self.run(g, args, params, restore)
 
     def run(
-        self,
-        g: OnnxBuilder,
-        args: tuple[OnnxValue, ...],
-        params: tuple[OnnxValue, ...],
-        restore: Callable[[OnnxBuilder, str, Sequence[OnnxValue], Blocks, OnnxValue], OnnxValue],
+        self, g: OnnxBuilder, args: Sequence[OnnxValue], params: Sequence[OnnxValue], restore: Restore
     ) -> Sequence[OnnxValue]:
-        """The Loop, by a rule that gives an expert's matrix."""
+        """The Loop, by a rule that restores an expert's matrix."""
         own = dict(zip((param.name for param in self.params()), params, strict=True))
-
-        def multiply(h: OnnxBuilder, name: str, x: OnnxValue, e: OnnxValue) -> OnnxValue:
-            blocks = self.coding[name]
-            if blocks:
-                matrix = restore(h, name, tensors_of(own, name), blocks, e)
-            else:
-                matrix = h.op("Gather", own[name], e, axis=0)
-            bias = [h.op("Gather", own[f"{name}_bias"], e, axis=0)] if f"{name}_bias" in own else []
-            return h.op("Gemm", x, matrix, *bias, transB=1)
-
-        def expert(h: OnnxBuilder, x: OnnxValue, e: OnnxValue) -> OnnxValue:
-            first = ("gate", "up") if self.experts.gated else ("up",)
-            return multiply(h, "down", self.experts.act_onnx(h, [multiply(h, name, x, e) for name in first]), e)
-
-        return [sum_over_experts(g, args, self.experts.count, expert)]
+        return self.experts.run(g, args, own, matrix_of(own, self.coding, restore))
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
         return self.experts.tokenwise(*args)

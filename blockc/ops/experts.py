@@ -6,7 +6,7 @@ B rows, S tokens, E experts, k of them for a token, W numbers of the stream, F n
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,7 +31,7 @@ from blockc.ir import (
 )
 from blockc.ops.base import number_text, rand
 from blockc.ops.elementwise import ClampedSwiglu, Gelu, GeluTanh, QuickGelu, Relu, Relu2, Silu
-from blockc.ops.hits import sum_over_experts
+from blockc.ops.hits import Matrix, multiply_rows, sum_over_experts
 
 Scores = Literal["softmax", "sigmoid"]
 GroupScore = Literal["max", "top2_sum"]
@@ -56,6 +56,11 @@ class Groups:
     count: int
     active: int
     score: GroupScore
+
+    @property
+    def best(self) -> int:
+        """How many of a group's highest choices are its score."""
+        return 1 if self.score == "max" else 2
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,8 @@ class Route(Op):
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         scores = self.score(args[0])
-        experts = np.argsort(-self.choice(scores, params), axis=-1, kind="stable")[..., : self.active]
+        choice = self._mask(self._bias(scores, params))
+        experts = np.argsort(-choice, axis=-1, kind="stable")[..., : self.active]
         weights = np.take_along_axis(scores, experts, axis=-1)
         if self.normalise:
             weights = weights / weights.sum(axis=-1, keepdims=True)
@@ -106,19 +112,22 @@ class Route(Op):
         powers = np.exp(logits - logits.max(axis=-1, keepdims=True, initial=-np.inf))
         return powers / powers.sum(axis=-1, keepdims=True)
 
-    def choice(self, scores: Array, params: Arrays) -> Array:
-        """What experts are chosen by, (B, S, E): -inf outside of the best groups."""
-        choice = scores + params[0] if self.selection_bias else scores
+    def _bias(self, scores: Array, params: Arrays) -> Array:
+        """What experts are chosen by, and the score of a group follows from: (B, S, E)"""
+        return scores + params[0] if self.selection_bias else scores
+
+    def _mask(self, choice: Array) -> Array:
+        """-inf outside of the best groups."""
         if self.groups is None:
             return choice
-        best = self._kept(self.group_scores(choice))
+        best = self._kept(self._group_scores(choice))
         return np.where(np.repeat(best, self.count // self.groups.count, axis=-1), choice, -np.inf)
 
-    def group_scores(self, choice: Array) -> Array:
+    def _group_scores(self, choice: Array) -> Array:
         """(B, S, groups)"""
         assert self.groups is not None
         apart = choice.reshape(*choice.shape[:-1], self.groups.count, self.count // self.groups.count)
-        return apart.max(-1) if self.groups.score == "max" else np.sort(apart, axis=-1)[..., -2:].sum(-1)
+        return np.sort(apart, axis=-1)[..., -self.groups.best :].sum(-1)
 
     def _kept(self, scores: Array) -> Array:
         assert self.groups is not None
@@ -132,12 +141,11 @@ class Route(Op):
 
         It is measured in choices; with groups also in scores of groups. inf where all are chosen.
         """
-        choice = self.choice(self.score(logits), params)
-        gap = _gap_behind(choice, self.active)
+        choice = self._bias(self.score(logits), params)
+        gap = _gap_behind(self._mask(choice), self.active)
         if self.groups is None:
             return gap
-        whole = self.score(logits) + (params[0] if self.selection_bias else 0)
-        return np.minimum(gap, _gap_behind(self.group_scores(whole), self.groups.active))
+        return np.minimum(gap, _gap_behind(self._group_scores(choice), self.groups.active))
 
     def declares(self) -> str | None:
         return f"SelectionBias({self.count})" if self.selection_bias else None
@@ -154,14 +162,13 @@ class Route(Op):
         said += [f"bias={me}.selection_bias"] if self.selection_bias else []
         if self.groups is None:
             return f"route({', '.join(said)})"
-        groups = f"groups={self.groups.count}, active_groups={self.groups.active}"
-        best = 1 if self.groups.score == "max" else 2
-        return f"route_in_groups({', '.join(said)}, {groups}, best={best})"
+        groups = f"groups={self.groups.count}, active_groups={self.groups.active}, best={self.groups.best}"
+        return f"route_in_groups({', '.join(said)}, {groups})"
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         """In fp32, whatever the model's type: a choice is as exact as it can be."""
         logits, k = g.widen(args[0]), g.constant([self.active])
-        if self.is_plain:  # the softmax over the chosen alone is the same
+        if self.by_logits and self.normalise:  # the softmax over the chosen alone is the same
             weights, experts = g.ops("TopK", 2, logits, k, axis=-1, largest=1, sorted=1)
             return experts, g.narrow(self._scale(g, g.op("Softmax", weights, axis=-1)))
         scores = g.op("Sigmoid", logits) if self.scores == "sigmoid" else g.op("Softmax", logits, axis=-1)
@@ -174,9 +181,9 @@ class Route(Op):
         return experts, g.narrow(self._scale(g, weights))
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it is a softmax over the highest logits, times the scale."""
-        return self.scores == "softmax" and self.normalise and not self.selection_bias and self.groups is None
+    def by_logits(self) -> bool:
+        """Whether the experts with the highest logits are chosen, and weighed by a softmax."""
+        return self.scores == "softmax" and not self.selection_bias and self.groups is None
 
     def _scale(self, g: OnnxBuilder, weights: OnnxValue) -> OnnxValue:
         return weights if self.scale == 1 else g.op("Mul", weights, g.constant(np.array(self.scale, np.float32)))
@@ -185,7 +192,7 @@ class Route(Op):
         """-inf for what is not in the best groups."""
         if self.groups is None:
             return choice
-        count, best = self.groups.count, 1 if self.groups.score == "max" else 2
+        count, best = self.groups.count, self.groups.best
         apart = g.op("Reshape", choice, g.constant([0, 0, count, self.count // count]))
         highest, _ = g.ops("TopK", 2, apart, g.constant([best]), axis=-1, largest=1, sorted=1)
         score = g.op("ReduceSum", highest, g.constant([-1]), keepdims=0)
@@ -261,24 +268,38 @@ class Experts(Op):
         return product(args[1].shape) * (2 * (3 if self.gated else 2) * self.inputs * self.width)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
-        x, experts, weights = args
         own = dict(zip((param.name for param in self.params()), params, strict=True))
+
+        def multiply(name: str, x: Array, e: int) -> Array:
+            y = x @ own[name][e].T
+            return y + own[f"{name}_bias"][e] if f"{name}_bias" in own else y
+
+        return (self.add_up(args, np.unique(args[1]), multiply),)
+
+    def add_up(self, args: Arrays, numbers: Iterable[int], multiply: Callable[[str, Array, int], Array]) -> Array:
+        """y, from the experts of these numbers, one after another.
+
+        `multiply` gives x matrix^T + bias, by the name of a matrix, x, and the number of an expert.
+        """
+        x, experts, weights = args
         y = np.zeros_like(x)
-        for e in np.unique(experts):
+        for e in numbers:
             *at, slot = np.nonzero(experts == e)
             here = tuple(at)
-            inside = self.read_down(x[here], e, own)
-            np.add.at(y, here, self.multiply("down", inside, e, own) * weights[(*here, slot)][:, None])
-        return (y,)
-
-    def read_down(self, x: Array, e: int, own: dict[str, Array]) -> Array:
-        return self.activate(*(self.multiply(name, x, e, own) for name in (("gate", "up") if self.gated else ("up",))))
+            inside = self.activate(*(multiply(name, x[here], e) for name in self.into))
+            np.add.at(y, here, multiply("down", inside, e) * weights[(*here, slot)][:, None])
+        return y
 
     def activate(self, *inner: Array) -> Array:
         """What down reads, of gate and up, or of up alone."""
         if self.paired or not self.gated:
             return self.act.numpy(inner, ())[0]
         return self.act.numpy(inner[:1], ())[0] * inner[1]
+
+    @property
+    def into(self) -> tuple[str, ...]:
+        """The names of the matrices that x is multiplied by."""
+        return ("gate", "up") if self.gated else ("up",)
 
     @property
     def formula(self) -> str:
@@ -291,11 +312,6 @@ class Experts(Op):
     def paired(self) -> bool:
         """Whether the activation takes gate and up at once."""
         return isinstance(self.act, ClampedSwiglu)
-
-    @staticmethod
-    def multiply(name: str, x: Array, e: int, own: dict[str, Array]) -> Array:
-        y = x @ own[name][e].T
-        return y + own[f"{name}_bias"][e] if f"{name}_bias" in own else y
 
     def declares(self) -> str | None:
         sizes = f"{self.count}, {self.inputs}, {self.width}"
@@ -324,15 +340,16 @@ class Experts(Op):
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         own = dict(zip((param.name for param in self.params()), params, strict=True))
+        return self.run(g, args, own, lambda h, name, e: h.op("Gather", own[name], e, axis=0))
 
-        def multiply(h: OnnxBuilder, name: str, x: OnnxValue, e: OnnxValue) -> OnnxValue:
-            """By the expert's matrix as stored, (outputs, inputs)."""
-            used = [h.op("Gather", own[key], e, axis=0) for key in (name, f"{name}_bias") if key in own]
-            return h.op("Gemm", x, *used, transB=1)
+    def run(
+        self, g: OnnxBuilder, args: Sequence[OnnxValue], own: Mapping[str, OnnxValue], matrix: Matrix
+    ) -> Sequence[OnnxValue]:
+        """The Loop, whose matrices are those that `matrix` gives; biases are in `own`, by name."""
 
         def expert(h: OnnxBuilder, x: OnnxValue, e: OnnxValue) -> OnnxValue:
-            inner = self.act_onnx(h, [multiply(h, name, x, e) for name in own if name in ("gate", "up")])
-            return multiply(h, "down", inner, e)
+            inner = self.act_onnx(h, [multiply_rows(h, own, name, x, e, matrix) for name in self.into])
+            return multiply_rows(h, own, "down", inner, e, matrix)
 
         return [sum_over_experts(g, args, self.count, expert)]
 

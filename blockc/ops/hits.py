@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from blockc.ir import OnnxBuilder, OnnxValue
 
 # A nested builder, the rows (R, W) of an expert's tokens, and its number -> what it gives, (R, W)
 Expert = Callable[[OnnxBuilder, OnnxValue, OnnxValue], OnnxValue]
+# A nested builder, the name of a matrix, and the number of an expert -> its matrix, (outputs, inputs)
+Matrix = Callable[[OnnxBuilder, str, OnnxValue], OnnxValue]
 
 
 def sum_over_experts(g: OnnxBuilder, args: Sequence[OnnxValue], count: int, expert: Expert) -> OnnxValue:
@@ -31,6 +33,16 @@ def sum_over_experts(g: OnnxBuilder, args: Sequence[OnnxValue], count: int, expe
         return [h.op("ScatterND", carried[0], tokens, weighed, reduction="add")]
 
     return g.narrow(g.loop(g.op("Shape", hit), [nothing], add_one)[0])
+
+
+def multiply_rows(
+    g: OnnxBuilder, own: Mapping[str, OnnxValue], name: str, x: OnnxValue, e: OnnxValue, matrix: Matrix
+) -> OnnxValue:
+    """y = x matrix^T + bias, those of expert e. `own` are the parameters of all experts, by name."""
+    used = [matrix(g, name, e)]
+    if f"{name}_bias" in own:
+        used.append(g.op("Gather", own[f"{name}_bias"], e, axis=0))
+    return g.op("Gemm", x, *used, transB=1)
 
 
 def _find_hit(g: OnnxBuilder, experts: OnnxValue, count: int) -> OnnxValue:

@@ -12,7 +12,7 @@ import numpy as np
 
 from blockc.emit.onnx import Swap
 from blockc.graph.target import Target
-from blockc.ir import Array, Blocks, Function, GraphError, OnnxBuilder, OnnxValue, Op
+from blockc.ir import Array, Function, GraphError, OnnxBuilder, OnnxValue, Op
 from blockc.ops import (
     ALL,
     FAR,
@@ -32,7 +32,7 @@ from blockc.ops.buffer import BUFFER
 from blockc.ops.coded import CodedExperts
 from blockc.ops.elementwise import STEEP
 from blockc.ort.kernels import has_kernel
-from blockc.ort.ops import MICROSOFT, RotaryRows, restore_expert
+from blockc.ort.ops import MICROSOFT, RotaryRows, restorer_of
 
 BASE = 1024  # positions are split into two digits of this base
 CUDA_CONTEXT = BASE**2
@@ -61,12 +61,7 @@ def _quick_gelu(op: QuickGelu, g: OnnxBuilder, args: Values, params: Values) -> 
 
 def _coded_experts(op: CodedExperts, g: OnnxBuilder, args: Values, params: Values) -> Sequence[OnnxValue]:
     """The Loop, with one node that restores the matrix of an expert."""
-    widths = {param.name: param.shape[2] for param in op.experts.params() if len(param.shape) == 3}
-
-    def restore(h: OnnxBuilder, name: str, tensors: Sequence[OnnxValue], blocks: Blocks, e: OnnxValue) -> OnnxValue:
-        return restore_expert(h, tensors, blocks, widths[name], e)
-
-    return op.run(g, args, params, restore)
+    return op.run(g, args, params, restorer_of(op.experts.params()))
 
 
 # CUDA

@@ -112,8 +112,8 @@ def _matrices_of(n: Node) -> Iterator[tuple[str, list[str]]]:
     if isinstance(n.op, Embed | Linear):
         yield n.params[0].name, [n.name]
     if isinstance(n.op, Experts | RoutedExperts):
-        gated = n.op.gated if isinstance(n.op, Experts) else n.op.experts.gated
-        first = [f"{n.name}.{name}" for name in (("gate", "up") if gated else ("up",))]
+        experts = n.op if isinstance(n.op, Experts) else n.op.experts
+        first = [f"{n.name}.{name}" for name in experts.into]
         for own, param in zip(n.op.params(), n.params, strict=True):
             if own.role == "matrix":
                 yield param.name, first if own.name in INTO else [f"{n.name}.{own.name}"]

@@ -92,7 +92,7 @@ def _run_by_hand(op: BlockExperts, x: Array, logits: Array, params: dict[str, Ar
         chosen = np.argsort(-logits[0, t])[:ACTIVE]
         powers = np.exp(logits[0, t, chosen].astype(np.float64))
         for e, weight in zip(chosen, powers / powers.sum(), strict=True):
-            inner = _product(op, op.first, round_blocks(x[:, t].astype(np.float64), size), e, params)
+            inner = _product(op, op.routed.first, round_blocks(x[:, t].astype(np.float64), size), e, params)
             pair = (inner[:, ::2], inner[:, 1::2]) if experts.gated else (inner,)
             inside = experts.activate(*pair)
             between = between or _is_between(inside, size)

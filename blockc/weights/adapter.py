@@ -22,7 +22,8 @@ import numpy as np
 from blockc.basics.errors import CheckpointError, escape, shorten
 from blockc.basics.jsonfile import read_json_object
 from blockc.ir import Array
-from blockc.weights.rules import Rule, Rules, split_tensor
+from blockc.weights.matching import split_tensor
+from blockc.weights.rules import Rule, Rules
 from blockc.weights.safetensors import StoredTensor, locate_in_files
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"

@@ -10,8 +10,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from blockc.ir import Array, Blocks
+from blockc.weights.matching import split_tensor
 from blockc.weights.quantise import Codes
-from blockc.weights.rules import Rule, split_tensor
+from blockc.weights.rules import Rule
 
 
 @runtime_checkable

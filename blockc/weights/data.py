@@ -103,10 +103,10 @@ def _write_packed(plan: WeightPlan, path: Path, bad: dict[str, str], progress: P
         quantiser = Quantiser(rows, read, shapes, plan.importance, hold=hold, carried=codes)
         for param, reference in plan.packed.items():
             data.put(bytes(reference.offset - data.end))
-            source, done = plan.sources.get(param), 0
-            if source is None or param in plan.result.derived:
+            source, done = None if param in plan.result.derived else plan.sources[param], 0
+            if source is None:
                 dtype = parameters_of(plan.result.function)[param].dtype
-                pieces, source = quantiser.pieces(plan.result.derived[param]), None
+                pieces = quantiser.pieces(plan.result.derived[param])
             else:
                 dtype, pieces = plan.params[param].dtype, _read_pieces(source, plan.dtype)
             for piece in pieces:

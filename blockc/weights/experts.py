@@ -15,7 +15,8 @@ import numpy as np
 
 from blockc.ir import Array
 from blockc.weights.checkpoint import Tensor
-from blockc.weights.rules import Rule, split_tensor
+from blockc.weights.matching import split_tensor
+from blockc.weights.rules import Rule
 from blockc.weights.safetensors import CHUNK, Shape, StoredTensor
 
 

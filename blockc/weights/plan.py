@@ -33,17 +33,9 @@ from blockc.weights.adapter import Adapter, Delta, deltas_of
 from blockc.weights.carry import Encoded, carried_blocks, coding_of, row_order
 from blockc.weights.checkpoint import Checkpoint, Tensor
 from blockc.weights.experts import StackedTensor, is_by_slices, split_slices, stack_experts
+from blockc.weights.matching import Match, match_tensors, misfit_error, split_tensor, untied_fault
 from blockc.weights.quantise import Codes
-from blockc.weights.rules import (
-    Match,
-    Rule,
-    group_sizes,
-    match_tensors,
-    misfit_error,
-    rules,
-    split_tensor,
-    untied_fault,
-)
+from blockc.weights.rules import Rule, group_sizes, rules
 from blockc.weights.safetensors import FileFacts, Shape, StoredTensor
 
 Mode = Literal["link", "pack"]
@@ -332,7 +324,7 @@ def _add_deltas(source: ParameterSource, added: tuple[Delta, ...]) -> ParameterS
 
 
 def _own_layout(function: Function) -> Layout:
-    return Layout("own", tuple(Item(path, (path,)) for path in parameters_of(function)), {}, {}, ())
+    return Layout("own", tuple(Item(path, (path,)) for path in parameters_of(function)), {}, {}, (), {})
 
 
 def _compare_ties(

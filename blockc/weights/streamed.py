@@ -28,27 +28,17 @@ class StreamedExperts(Op):
         return self.experts.infer(*args)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
-        x, experts, weights = args
         own = {param.name: param for param in self.experts.params()}
         paths = dict(zip(own, self.paths, strict=True))
         streams = {name: _Stream(self.rows(paths[name]), param.shape[1:]) for name, param in own.items()}
-        y = np.zeros_like(x)
-        for e in range(self.experts.count):
-            *at, slot = np.nonzero(experts == e)
-            here = tuple(at)
-            read = x[here]
-            for name in ("gate", "up"):
-                if name in own and slot.size:
-                    self.note(paths[name], read)
-            inner = [
-                streams[name].multiply(read, streams.get(f"{name}_bias")) for name in ("gate", "up") if name in own
-            ]
-            inside = self.experts.activate(*inner)
-            if slot.size:
-                self.note(paths["down"], inside)
-            down = streams["down"].multiply(inside, streams.get("down_bias"))
-            np.add.at(y, here, down * weights[(*here, slot)][:, None])
-        return (y,)
+
+        def multiply(name: str, x: Array, e: int) -> Array:
+            if len(x):
+                self.note(paths[name], x)
+            return streams[name].multiply(x, streams.get(f"{name}_bias"))
+
+        every = range(self.experts.count)  # an expert that nobody chose is read too: its numbers come before the next
+        return (self.experts.add_up(args, every, multiply),)
 
 
 class _Stream:

@@ -26,7 +26,8 @@ from blockc.layouts import load_layout
 from blockc.ops import Experts, SinkAttention
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.proof.runners import load_module
-from blockc.weights.rules import group_sizes, pack, random_parameters, rules
+from blockc.weights.matching import pack
+from blockc.weights.rules import group_sizes, random_parameters, rules
 from blockc.weights.safetensors import write_safetensors
 from tests.paths import ROOT
 from tests.reference.models import spec_of

@@ -39,7 +39,8 @@ from blockc.language.algebra import elaborate
 from blockc.language.spec import Spec, from_tree
 from blockc.layouts import LayoutError, load_layout
 from blockc.source import SpecError
-from blockc.weights.rules import group_sizes, rules, unpack
+from blockc.weights.matching import unpack
+from blockc.weights.rules import group_sizes, rules
 from blockc.weights.safetensors import read_safetensors
 
 Config = dict[str, Any]

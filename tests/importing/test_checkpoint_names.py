@@ -26,8 +26,8 @@ from blockc.layouts.wrapper import load_wrapper
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import Entry, MappingNode, ScalarNode
 from blockc.weights.checkpoint import open_checkpoint
+from blockc.weights.matching import misfit_error
 from blockc.weights.plan import WeightPlan, plan_weights
-from blockc.weights.rules import misfit_error
 from tests.checkpoints import ROOT, save, tensors, twin
 
 library: Any = safetensors.torch

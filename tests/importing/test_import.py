@@ -38,7 +38,8 @@ from blockc.pipeline.compiled import compile_spec
 from blockc.report import make_report
 from blockc.source import SpecError, override, parse, render_finding, to_plain
 from blockc.source.jsontext import parse_json
-from blockc.weights.rules import group_sizes, pack, patterns, rules, unpack
+from blockc.weights.matching import pack, unpack
+from blockc.weights.rules import group_sizes, patterns, rules
 from blockc.weights.safetensors import read_safetensors
 from tests.checkpoints import save
 from tests.paths import ROOT
@@ -565,6 +566,7 @@ WRONG_MAPS: dict[str, tuple[str, str]] = {
     "version": ("import: 2\nspec: {width: 1}\n", "unknown version"),
     "word": ("import: 1\nspecs: {width: 1}\n", "did you mean spec?"),
     "unread": ("import: 1\nspec: {width: <a>}\nabsent: {b: 1}\n", "b is given a value, and nothing reads it"),
+    "like": ("import: 1\nlike: llama\nspec: {width: 1}\n", "like stands alone"),
     "hole": ("import: 1\nspec: {width: <a> or b}\n", "not a key of config.json"),
     "beside": ("import: 1\nspec: {width: {from: a, is: {b: 1}, other: 2}}\n", "unknown word other"),
     "without": ("import: 1\nspec: {width: {if: a}}\n", "if without then"),

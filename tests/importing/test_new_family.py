@@ -19,7 +19,8 @@ from blockc.language.spec import from_tree
 from blockc.layouts import read_layout
 from blockc.pipeline.compiled import compile_spec
 from blockc.source import parse
-from blockc.weights.rules import group_sizes, rules, unpack
+from blockc.weights.matching import unpack
+from blockc.weights.rules import group_sizes, rules
 from blockc.weights.safetensors import read_safetensors
 from tests.paths import ROOT
 

@@ -25,7 +25,8 @@ from blockc.layouts import load_layout
 from blockc.ops import LayerNorm
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import SpecError
-from blockc.weights.rules import group_sizes, random_parameters, rules, unpack
+from blockc.weights.matching import unpack
+from blockc.weights.rules import group_sizes, random_parameters, rules
 from blockc.weights.safetensors import read_safetensors
 from tests.reference.models import SPECS
 from tests.spec_text import made

@@ -63,8 +63,9 @@ from blockc.proof import prove
 from blockc.proof.runners import load_module
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.data import write_data
+from blockc.weights.matching import pack, unpack
 from blockc.weights.plan import DATA, link_files, place_joined, place_packed, plan_weights
-from blockc.weights.rules import group_sizes, pack, random_parameters, rules, unpack
+from blockc.weights.rules import group_sizes, random_parameters, rules
 from tests.checkpoints import rules_of, save, tensors, twin
 
 PARAMS: dict[str, NDArray[np.float64]] = {

@@ -24,7 +24,8 @@ from blockc.ops import MergeHeads, RmsNorm
 from blockc.ort.ops import GroupQueryAttention, HeadNorm
 from blockc.pipeline.compiled import compile_spec
 from blockc.source import SpecError, parse, to_plain
-from blockc.weights.rules import group_sizes, pack, rules, unpack
+from blockc.weights.matching import pack, unpack
+from blockc.weights.rules import group_sizes, rules
 from blockc.weights.safetensors import read_safetensors, write_safetensors
 from tests.proof.test_reference import changed
 from tests.reference.models import OUTSIDE, twin

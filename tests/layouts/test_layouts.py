@@ -18,7 +18,8 @@ from blockc.ir import Array
 from blockc.language.spec import from_tree
 from blockc.layouts import Layout, LayoutError, load_gguf_layout, load_layout
 from blockc.pipeline.compiled import compile_spec
-from blockc.weights.rules import Rules, group_sizes, pack, rules, unpack
+from blockc.weights.matching import pack, unpack
+from blockc.weights.rules import Rules, group_sizes, rules
 from tests.structures import SPECS, twin
 
 FOLDER = Path(blockc.__file__).parent / "layouts"

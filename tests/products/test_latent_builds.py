@@ -22,7 +22,8 @@ from blockc.proof.comparison import TOLERANCE
 from blockc.report import make_report
 from blockc.runtime import Session
 from blockc.source import parse
-from blockc.weights.rules import group_sizes, pack, rules, unpack
+from blockc.weights.matching import pack, unpack
+from blockc.weights.rules import group_sizes, rules
 from tests.checkpoints import save
 from tests.cuda_kernels import placed
 from tests.reference.latents import FAMILIES, checkpoint, compiled, params, twin

@@ -35,7 +35,8 @@ from blockc.proof.cases import Case, cases
 from blockc.proof.comparison import Truth, compare_run
 from blockc.proof.runners import Onnx, Oracle, Runner, Torch
 from blockc.source import SpecError, override, parse
-from blockc.weights.rules import group_sizes, pack, random_parameters, rules, unpack
+from blockc.weights.matching import pack, unpack
+from blockc.weights.rules import group_sizes, random_parameters, rules
 from blockc.weights.safetensors import read_safetensors, write_safetensors
 
 BASE = """\

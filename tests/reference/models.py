@@ -24,7 +24,8 @@ from blockc.language.spec import Spec, from_tree, load, resolve_spec
 from blockc.layouts import load_layout
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import parse
-from blockc.weights.rules import group_sizes, pack, random_parameters, rules
+from blockc.weights.matching import pack
+from blockc.weights.rules import group_sizes, random_parameters, rules
 from tests.paths import ROOT
 from tests.reference import decoders, inner, kin, mixtures, placed, plain, scaled
 from tests.reference.ropes import rope

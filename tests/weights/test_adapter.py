@@ -17,8 +17,8 @@ from blockc.ir import Array
 from blockc.pipeline.compiled import Compiled
 from blockc.weights.adapter import open_adapter
 from blockc.weights.checkpoint import open_checkpoint
+from blockc.weights.matching import unpack
 from blockc.weights.plan import WeightPlan, plan_weights
-from blockc.weights.rules import unpack
 from tests.checkpoints import rules_of
 from tests.reference.models import OUTSIDE, twin
 

@@ -25,8 +25,9 @@ from blockc.source import SpecError, parse
 from blockc.weights import plan as planning
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.data import write_data
+from blockc.weights.matching import pack, unpack
 from blockc.weights.plan import DATA, Mode, WeightPlan, plan_weights
-from blockc.weights.rules import Rules, pack, patterns, random_parameters, rules, unpack
+from blockc.weights.rules import Rules, patterns, random_parameters, rules
 from tests.checkpoints import kept, off_by, parameters_in, save, tensors, twin
 from tests.reference.models import OUTSIDE
 
@@ -253,7 +254,7 @@ def test_a_line_of_experts_is_read_strictly(lines: str, message: str) -> None:
 
 
 def test_layers_are_not_dropped_without_a_word() -> None:
-    with pytest.raises(SpecError, match="dropped without a word"):
+    with pytest.raises(SpecError, match="nothing says what the layers after the last one are"):
         layout(ONE_BY_ONE, "\n  beyond: {eh_proj.weight: ''}")
 
 

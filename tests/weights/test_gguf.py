@@ -30,8 +30,9 @@ from blockc.pipeline.compiled import Compiled
 from blockc.source import SpecError, parse
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.gguf import tokenizer_json
+from blockc.weights.matching import pack
 from blockc.weights.plan import plan_weights
-from blockc.weights.rules import group_sizes, pack, random_parameters
+from blockc.weights.rules import group_sizes, random_parameters
 from tests.checkpoints import ROOT, off_by, twin
 from tests.cli.test_cli import run_without
 from tests.weights.test_weights import CASES, GEMMA2

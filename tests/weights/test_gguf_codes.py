@@ -27,7 +27,8 @@ from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.weights.carry import carried_blocks, row_order, why_not_carried
 from blockc.weights.gguf import read_gguf, reader
 from blockc.weights.gguf.codes import ENCODINGS
-from blockc.weights.rules import Rule, group_sizes, pack, random_parameters, rules, split_tensor, unpack
+from blockc.weights.matching import pack, split_tensor, unpack
+from blockc.weights.rules import Rule, group_sizes, random_parameters, rules
 from tests.checkpoints import off_by, save, twin
 from tests.spec_text import spec
 from tests.weights.test_gguf import gguf_name, uninterleaved

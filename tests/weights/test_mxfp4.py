@@ -27,9 +27,10 @@ from blockc.weights import mxfp4 as own
 from blockc.weights.carry import carried_blocks, row_order, why_not_carried
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.data import write_data
+from blockc.weights.matching import split_tensor
 from blockc.weights.mxfp4 import Mxfp4Tensor
 from blockc.weights.plan import DATA, WeightPlan, plan_weights
-from blockc.weights.rules import Rule, split_tensor
+from blockc.weights.rules import Rule
 from tests.checkpoints import off_by, parameters_in, rules_of, tensors, twin
 from tests.reference.models import spec_of
 

@@ -16,8 +16,9 @@ from blockc.ir import Array, parameters_of
 from blockc.layouts import load_layout
 from blockc.weights.checkpoint import open_checkpoint
 from blockc.weights.data import largest, narrow, write_data
+from blockc.weights.matching import pack
 from blockc.weights.plan import DATA, PAGE, Mode, WeightPlan, plan_weights
-from blockc.weights.rules import group_sizes, pack, random_parameters, rules
+from blockc.weights.rules import group_sizes, random_parameters, rules
 from tests.checkpoints import encoded, rules_of, save, save_sharded, tensors, twin
 
 FP16 = Target(dtype="fp16")

@@ -24,7 +24,8 @@ from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
 from blockc.layouts import LayoutError, load_layout, read_layout
 from blockc.source import SpecError, parse
-from blockc.weights.rules import Rules, group_sizes, pack, patterns, random_parameters, rules, unpack
+from blockc.weights.matching import pack, unpack
+from blockc.weights.rules import Rules, group_sizes, patterns, random_parameters, rules
 from blockc.weights.safetensors import read_safetensors, write_safetensors
 from tests.paths import DATA
 
@@ -350,7 +351,7 @@ def test_two_lines_for_one_parameter_are_refused() -> None:
         ("layout: 1\ntensors: {a: {of: [b], groups: experts}}", "2:32", "not a value of groups"),
         ("layout: 1\ntensors: {a: {of: [b], axis: true}}", "2:30", "not a value of axis"),
         ("layout: 1\ntensors: {a: {of: [b], transpose: 1}}", "2:35", "transpose is yes or no"),
-        ("layout: 1\nlayers: {at: a.<i>}", "2:9", "layers has two words"),
+        ("layout: 1\nlayers: {at: a.<i>}", "2:9", "layers lacks a word"),
         ("layout: 1\nlayers: {at: a, tensors: {b: c}}", "2:14", "no place for the layer's number"),
         ("layout: 1\nprefix: a.", "2:9", "not a list"),
         ("layout: 1\ntied: {a: 1}", "2:11", "not a tensor name"),

@@ -17,9 +17,7 @@ __all__ = ["fuse"]
 
 
 def fuse(function: Function, target: Target) -> PassResult:
-    """Fuses attention with its rope, cache and heads; experts with their choice; a norm with the addition before
-    it; GELU with a bias.
-    """
+    """Fuses attention with its rope, cache and heads; experts with their choice; norms with sums; GELU with a bias."""
     rewrite = Rewrite(function, target)
     fuse_attentions(rewrite)
     fuse_experts(rewrite)

@@ -11,7 +11,7 @@ from blockc.ort.fuse.rewrite import Mismatch, Rewrite
 from blockc.ort.kernels import why_no_kernel
 from blockc.ort.ops import ChoiceLogits, RoutedExperts, WeightSum, why_no_moe
 
-LINKED = "its kernel has the rows of gate and up in turn, and the weights are not copied"
+LINKED = "its kernel reads gate and up as one matrix, their rows in turn, and linked weights are not copied"
 
 
 def fuse_experts(rewrite: Rewrite) -> None:
@@ -36,36 +36,32 @@ def _plan(rewrite: Rewrite, n: Node, experts: Experts) -> Callable[[], None]:
     op = route.op
 
     def make() -> None:
-        fused = RoutedExperts(experts, op.active, op.normalise, op.scale)
-        routed = (*rewrite.map_values(n.inputs[0]), *_find_logits(rewrite, route))
-        if not _routes_itself(op):
-            scale = op.scale if op.normalise else 1.0
-            fused = RoutedExperts(experts, op.active, scale=scale)
-            routed = (*routed, *(() if op.normalise else _sum_weights(rewrite, n)))
+        x = rewrite.map_values(n.inputs[0])
+        if op.by_logits:  # the kernel makes this choice
+            fused = RoutedExperts(experts, op.active, op.normalise, op.scale)
+            routed = (*x, *rewrite.map_values(route.inputs[0]))
+        elif op.normalise:
+            fused = RoutedExperts(experts, op.active, scale=op.scale)
+            routed = (*x, _choice_logits(rewrite, route, op))
+        else:  # the sum of its weights has the scale in it
+            fused = RoutedExperts(experts, op.active)
+            routed = (*x, _choice_logits(rewrite, route, op), _sum_weights(rewrite, n))
         made = node(fused, *routed, name=n.name, params=_derive(rewrite, n, fused), place=n.place)
         rewrite.new[n[0]] = made[0]
 
     return make
 
 
-def _routes_itself(op: Route) -> bool:
-    """Whether the kernel makes this choice: by a softmax alone."""
-    return op.scores == "softmax" and not op.selection_bias and op.groups is None
-
-
-def _find_logits(rewrite: Rewrite, route: Node) -> tuple[Value, ...]:
-    """The logits that the kernel chooses by: the router's, or those that give a choice that it does not make."""
-    op = route.op
-    assert isinstance(op, Route)
-    if _routes_itself(op):
-        return rewrite.map_values(route.inputs[0])
+def _choice_logits(rewrite: Rewrite, route: Node, op: Route) -> Value:
+    """Logits by which the kernel makes a choice that is not its own."""
     chosen = rewrite.map_values(route[0], route[1])
-    return (node(ChoiceLogits(op.count), *chosen, name=f"{route.name}.logits", place=route.place)[0],)
+    return node(ChoiceLogits(op.count), *chosen, name=f"{route.name}.logits", place=route.place)[0]
 
 
-def _sum_weights(rewrite: Rewrite, n: Node) -> tuple[Value, ...]:
+def _sum_weights(rewrite: Rewrite, n: Node) -> Value:
+    """What the kernel divides the weights by, and y is multiplied by again."""
     weights = rewrite.map_values(n.inputs[2])
-    return (node(WeightSum(), *weights, name=f"{n.name}.sum", place=n.place)[0],)
+    return node(WeightSum(), *weights, name=f"{n.name}.sum", place=n.place)[0]
 
 
 def _derive(rewrite: Rewrite, n: Node, fused: RoutedExperts) -> list[Param]:

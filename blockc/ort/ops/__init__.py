@@ -7,7 +7,7 @@ emitted as PyTorch.
 from blockc.ir import Op
 from blockc.ort.ops.attention import GroupQueryAttention, RowQueryAttention
 from blockc.ort.ops.blocks import BlockEmbed, BlockLinear, BlockSums
-from blockc.ort.ops.experts import BlockExperts, ChoiceLogits, RoutedExperts, WeightSum, restore_expert, why_no_moe
+from blockc.ort.ops.experts import BlockExperts, ChoiceLogits, RoutedExperts, WeightSum, restorer_of, why_no_moe
 from blockc.ort.ops.pairs import BiasedGelu, HeadNorm, SkipNorm
 from blockc.ort.ops.rows import MICROSOFT, BoundedBias, Lengths, MaskBias, RotaryRows, RowLengths, Slots
 from blockc.ort.ops.step import GroupBias, StepAttention, StepRows
@@ -25,5 +25,5 @@ __all__ = [
     "FUSED", "MICROSOFT", "BiasedGelu", "BlockEmbed", "BlockExperts", "BlockLinear", "BlockSums", "BoundedBias",
     "ChoiceLogits", "GroupBias", "GroupQueryAttention", "HeadNorm", "Lengths", "MaskBias", "RotaryRows",
     "RoutedExperts", "RowLengths", "RowQueryAttention", "SkipNorm", "Slots", "StepAttention", "StepRows", "WeightSum",
-    "restore_expert", "why_no_moe",
+    "restorer_of", "why_no_moe",
 ]  # fmt: skip

@@ -15,9 +15,9 @@ from blockc.ir import Arrays, Blocks, Dim, OnnxBuilder, OnnxValue, Op, Param, Sa
 from blockc.ir.derive import Derivation, Interleave
 from blockc.ops import ClampedSwiglu, GeluTanh, Relu, Silu
 from blockc.ops.base import rand
-from blockc.ops.coded import Coding, code_params, cut_row, restore_params, tensors_of
+from blockc.ops.coded import Coding, Restore, code_params, cut_row, matrix_of, restore_params
 from blockc.ops.experts import Experts, Route
-from blockc.ops.hits import sum_over_experts
+from blockc.ops.hits import multiply_rows, sum_over_experts
 from blockc.ort.ops.blocks import Level
 from blockc.ort.ops.rows import MICROSOFT
 
@@ -104,19 +104,21 @@ class RoutedExperts(Op):
             expect(each == x.with_axis(2, 1), "a factor of each token", x.with_axis(2, 1), each)
         return (x,)
 
+    @property
+    def first(self) -> str:
+        """The name of the tensor that x is multiplied by."""
+        return "inner" if self.experts.gated else "up"
+
     def params(self) -> tuple[Param, ...]:
         own = {param.name: param for param in self.experts.params()}
         return tuple(self._place(own, name) for name in self._names)
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """In the order of the kernel."""
-        first = "inner" if self.experts.gated else "up"
-        biases = {f"{first}_bias": "up_bias", "down_bias": "down_bias"}
-        held = {name for name, source in biases.items() if source.removesuffix("_bias") in self.experts.bias}
-        return tuple(
-            name for name in (first, f"{first}_bias", "down", "down_bias") if name in held or name not in biases
-        )
+        """Of its own tensors, in the order of the kernel."""
+        biased = {self.first: "up" in self.experts.bias, "down": "down" in self.experts.bias}
+        pairs = ((name, f"{name}_bias") if bias else (name,) for name, bias in biased.items())
+        return tuple(name for pair in pairs for name in pair)
 
     def _place(self, own: Mapping[str, Param], name: str) -> Param:
         derivation = self.derivations({key: key for key in own}).get(name)
@@ -160,8 +162,7 @@ class RoutedExperts(Op):
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         x, logits, *factor = args
         own = dict(zip(self._names, params, strict=True))
-        first = "inner" if self.experts.gated else "up"
-        weights = [own.get(name) for name in (first, f"{first}_bias", "down", "down_bias")]
+        weights = [own.get(name) for name in (self.first, f"{self.first}_bias", "down", "down_bias")]
         y = g.op("MoE", x, self.flatten_logits(g, logits), *weights, domain=MICROSOFT, **self.attributes)
         return [self.scale_output(g, y, factor)]
 
@@ -213,11 +214,7 @@ class BlockExperts(Op):
 
     @property
     def coding(self) -> Coding:
-        return {self.first: self.into, "down": self.out}
-
-    @property
-    def first(self) -> str:
-        return "inner" if self.routed.experts.gated else "up"
+        return {self.routed.first: self.into, "down": self.out}
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         return self.routed.infer(*args)
@@ -259,7 +256,7 @@ class BlockExperts(Op):
 
     def _kernel(self, g: OnnxBuilder, x: OnnxValue, logits: OnnxValue, own: Mapping[str, OnnxValue]) -> OnnxValue:
         assert self.into is not None
-        names = (f"{name}{part}" for name in (self.first, "down") for part in ("_codes", "_scales", "_bias"))
+        names = (f"{name}{part}" for name in (self.routed.first, "down") for part in ("_codes", "_scales", "_bias"))
         how = {"expert_weight_bits": self.into.bits, "block_size": self.into.size, "accuracy_level": self.level}
         flat, weights = self.routed.flatten_logits(g, logits), [own.get(name) for name in names]
         how |= {"weights_prepacked": 0, **self.routed.attributes}
@@ -270,23 +267,14 @@ class BlockExperts(Op):
     def _loop(self, g: OnnxBuilder, x: OnnxValue, logits: OnnxValue, own: Mapping[str, OnnxValue]) -> OnnxValue:
         experts, op = self.routed.experts, self.routed
         route = Route(experts.count, op.active, "softmax", op.normalise)
-        shapes = {param.name: param.shape[1:] for param in op.params()}
-
-        def multiply(h: OnnxBuilder, name: str, rows: OnnxValue, e: OnnxValue) -> OnnxValue:
-            blocks = self.coding[name]
-            if blocks:
-                matrix = restore_expert(h, tensors_of(own, name), blocks, shapes[name][1], e)
-            else:
-                matrix = h.op("Gather", own[name], e, axis=0)
-            bias = [h.op("Gather", own[f"{name}_bias"], e, axis=0)] if f"{name}_bias" in own else []
-            return h.op("Gemm", rows, matrix, *bias, transB=1)
+        matrix = matrix_of(own, self.coding, restorer_of(op.params()))
 
         def expert(h: OnnxBuilder, rows: OnnxValue, e: OnnxValue) -> OnnxValue:
-            y, end = multiply(h, self.first, rows, e), h.constant([BEHIND])
+            y, end = multiply_rows(h, own, op.first, rows, e, matrix), h.constant([BEHIND])
             ones, twos = h.constant([1]), h.constant([2])
             starts = (0, 1) if experts.gated else ()
             inner = [h.op("Slice", y, h.constant([start]), end, ones, twos) for start in starts] or [y]
-            return multiply(h, "down", experts.act_onnx(h, inner), e)
+            return multiply_rows(h, own, "down", experts.act_onnx(h, inner), e, matrix)
 
         return sum_over_experts(g, (x, *route.onnx(g, (logits,), ())), experts.count, expert)
 
@@ -313,16 +301,21 @@ class BlockExperts(Op):
         return (*(Sample(op, (x, logits)) for op in ops), summed)
 
 
-def restore_expert(g: OnnxBuilder, tensors: Sequence[OnnxValue], blocks: Blocks, width: int, e: OnnxValue) -> OnnxValue:
-    """The matrix of one expert, from the codes, scales and lows of all."""
-    codes, scales, *lows = tensors
-    how = {"bits": blocks.bits, "block_size": blocks.size, "gather_axis": 0, "quantize_axis": 2}
-    y = g.op("GatherBlockQuantized", codes, e, scales, domain=MICROSOFT, **how)
-    if lows:
-        apart = g.op("Reshape", y, g.constant([0, -1, blocks.size]))
-        low = g.op("Unsqueeze", g.op("Gather", lows[0], e, axis=0), g.constant([2]))
-        y = g.op("Reshape", g.op("Add", apart, low), g.constant([0, -1]))
-    return cut_row(g, y, blocks, width)
+def restorer_of(params: Sequence[Param]) -> Restore:
+    """What restores the matrix of one expert by GatherBlockQuantized. `params` are those without codes."""
+    widths = {param.name: param.shape[-1] for param in params}
+
+    def restore(g: OnnxBuilder, name: str, tensors: Sequence[OnnxValue], blocks: Blocks, e: OnnxValue) -> OnnxValue:
+        codes, scales, *lows = tensors
+        how = {"bits": blocks.bits, "block_size": blocks.size, "gather_axis": 0, "quantize_axis": 2}
+        y = g.op("GatherBlockQuantized", codes, e, scales, domain=MICROSOFT, **how)
+        if lows:
+            apart = g.op("Reshape", y, g.constant([0, -1, blocks.size]))
+            low = g.op("Unsqueeze", g.op("Gather", lows[0], e, axis=0), g.constant([2]))
+            y = g.op("Reshape", g.op("Add", apart, low), g.constant([0, -1]))
+        return cut_row(g, y, blocks, widths[name])
+
+    return restore
 
 
 def why_no_moe(experts: Experts) -> str:
