@@ -1,6 +1,6 @@
 """A mixture of experts in ONNX: the Loop of the standard dialect beside onnxruntime's own kernel, turn by turn.
 
-python -m benchmarks.experts [TURNS [QUANT]]     9 turns; W 1024, F 512, 8 of 64 experts, one thread
+python -m benchmarks.experts [TURNS [QUANT]]     9 turns, 2 at least; W 1024, F 512, 8 of 64 experts, one thread
 
 A turn is A B, the next one B A, in one process on one thread, the route included. Medians in milliseconds, and of the
 turns' ratios. With a recipe such as int4, both multiply by codes: the kernel by QMoE, the Loop in floats.
@@ -71,7 +71,7 @@ def time_turn(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    turns = int(sys.argv[1]) if len(sys.argv) > 1 else 9
+    turns = max(2, int(sys.argv[1])) if len(sys.argv) > 1 else 9
     sessions = open_graphs(make_layer(), parse_quant(sys.argv[2]) if len(sys.argv) > 2 else None)
     for rows in ROWS:
         random = np.random.RandomState(rows)

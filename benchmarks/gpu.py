@@ -137,7 +137,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of the result; benchmarks/results unless --quick")
     arguments = parser.parse_args()
     os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
-    if lacking := missing(arguments.provider):
+    lacking = missing(arguments.provider)
+    if arguments.experts and importlib.util.find_spec("transformers") is None:
+        lacking.append("the Python package transformers, which --experts compares with")
+    if lacking:
         print("\n".join(f"missing: {what}" for what in lacking), file=sys.stderr)
         return 3
     name, lines = head(arguments.provider)

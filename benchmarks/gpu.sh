@@ -2,7 +2,7 @@
 # The graphs for CUDA on a GPU: the golden matrix in fp16 and bf16, then prefill, decode and the loop beside PyTorch.
 #
 #     benchmarks/gpu.sh              all of it, in under 8 minutes; writes benchmarks/results/GPU-VERSIONS.txt
-#     benchmarks/gpu.sh --experts    experts and latent attention alone, in under 4 minutes
+#     benchmarks/gpu.sh --experts    experts and latent attention alone, in under 4 minutes; needs transformers too
 #     PYTHON=python3.12 benchmarks/gpu.sh --spec llama3.2-1b
 #
 # Nothing is fetched. The machine has to have:

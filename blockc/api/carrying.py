@@ -31,7 +31,7 @@ def carry_codes(model: Compiled, target: Target, plan: WeightPlan, dequantise: b
         held = _count(coded.values())
         raise UsageError(
             f"{target.quant.name}: the weights are quantised already ({held}): leave it out to have their own codes,"
-            " or quantise them anew with dequantise",
+            " or quantise them anew with --dequantise",
             "quant",
         )
     if target.provider is None:

@@ -7,8 +7,8 @@ from blockc.checks.advice import is_beyond_scaling
 from blockc.importing import CONFIG, ImportResult
 from blockc.language.fmt import format_spec
 from blockc.pipeline.compiled import Compiled
+from blockc.report.expect import known_figures
 from blockc.report.graph import Graph
-from blockc.report.memory import bytes_per_token
 from blockc.source import to_plain
 
 
@@ -16,7 +16,7 @@ def imported_spec_text(imported: ImportResult, model: Compiled, weighed: bool) -
     """The spec with its computed figures. `weighed`: a checkpoint's tensors were compared with them."""
     data = {key: _shorten(to_plain(entry.value)) for key, entry in imported.tree.entries.items()}
     kinds, graph = model.spec.kinds, Graph(model.function, model.decoder.kinds)
-    expect = {"parameters": model.parameters, "kv_values_per_token": bytes_per_token(graph, 1)}
+    expect: dict[str, object] = {**known_figures(graph)}
     expect |= {"context": model.spec.top.context} if is_beyond_scaling(model) else {}
     data["expect"] = {**expect, **({"layers": kinds} if len(kinds) > 1 else {})}
     by = "as the checkpoint's tensors have them" if weighed else "as computed from these sizes"

@@ -12,9 +12,8 @@ from blockc.language.spec import key_of, read_own_part
 from blockc.language.spec.faults import value_place
 from blockc.ort.kernels import HEAD, TURNED
 from blockc.pipeline.compiled import Compiled
-from blockc.report.figures import count_parameters
+from blockc.report.expect import known_figures
 from blockc.report.graph import Graph
-from blockc.report.memory import bytes_per_token
 from blockc.source import Finding, Place, Tree, find, finding
 
 TILE = 64  # the width of a matrix kernel's tile
@@ -118,11 +117,11 @@ def _check_expect(model: Compiled) -> Iterator[Finding]:
     if expect is not None and expect.model_fields_set:
         return
     graph = Graph(model.function, model.decoder.kinds)
-    figures = f"{{parameters: {count_parameters(graph).total}, kv_values_per_token: {bytes_per_token(graph, 1)}}}"
+    figures = ", ".join(f"{key}: {number}" for key, number in known_figures(graph).items())
     yield finding(
         NO_EXPECT,
         model.spec.tree.place,
         "nothing is expected of the spec",
         expected="known figures, which are compared with the computed ones",
-        hint=f"where these are what is meant: expect: {figures}",
+        hint=f"where these are what is meant: expect: {{{figures}}}",
     )

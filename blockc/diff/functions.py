@@ -141,11 +141,11 @@ class _Comparison:
             return
         shapes = [{param.name: param.shape for param in op.params()} for op in (a, b)]
         follows = self.resized and (types_a != types_b or shapes[0] != shapes[1])
-        for name in (f.name for f in fields(a)):
-            before, after = getattr(a, name), getattr(b, name)
+        for f in fields(a):
+            name, before, after = f.name, getattr(a, f.name), getattr(b, f.name)
             if before == after or (isinstance(before, bool) and shapes[0].keys() != shapes[1].keys()):
                 continue
-            sized = type(before) is int and type(after) is int
+            sized = type(before) is int and type(after) is int and not f.metadata.get("free")
             if follows and (sized or _follows_root(before, after, types_a[0], types_b[0])):
                 continue
             yield f"{name} {before} -> {after}"

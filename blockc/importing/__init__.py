@@ -236,7 +236,7 @@ def _unknown_type(word: str, config: MappingNode) -> SpecError:
     place, why = config.entries["model_type"].value.place, unread_types().get(word)
     if why is not None:
         message = f"the model type {word} is not read: it has {why}"
-        return SpecError([finding(MODEL_TYPE, place, message, expected=", ".join(model_types()))])
+        return SpecError([finding(MODEL_TYPE, place, message, expected="a function that the language can say")])
     near = suggest(word, model_types())
     hint = f"did you mean {near}?" if near else "write its spec by hand, or its map: CONTRIBUTING.md has the guide"
     return SpecError([finding(MODEL_TYPE, place, f"unknown model type {word}",

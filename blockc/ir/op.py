@@ -33,6 +33,7 @@ from blockc.ir.dims import Dim, dim
 from blockc.ir.reach import Constant, Leaks, Reach, Sides, Tokens, as_tokens
 from blockc.ir.types import GraphError, Param, Type
 
+FREE = {"free": True}  # of an integer that no shape of a parameter follows from
 USUAL = {"usual": True}  # of a field whose default is left out of a graph's text
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]

@@ -29,6 +29,7 @@ from blockc.ir import (
     product,
     tensor,
 )
+from blockc.ir.op import FREE
 from blockc.ops.base import number_text, rand
 from blockc.ops.elementwise import ClampedSwiglu, Gelu, GeluTanh, QuickGelu, Relu, Relu2, Silu
 from blockc.ops.hits import Matrix, multiply_rows, sum_over_experts
@@ -73,7 +74,7 @@ class Route(Op):
     """
 
     count: int
-    active: int
+    active: int = field(metadata=FREE)
     scores: Scores
     normalise: bool
     scale: float = 1.0

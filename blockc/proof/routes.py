@@ -31,7 +31,7 @@ class Routes:
     margin: float
 
     def __str__(self) -> str:
-        return f"{self.choices:,} choices of experts, each by {self.margin:.1%} of their spread or more"
+        return f"{self.choices:,} choices of experts, each at least {self.margin:.1%} of their spread from another"
 
 
 def routes_of(function: Function) -> dict[str, Route]:

@@ -32,13 +32,20 @@ def check_expect(spec: Spec, decoder: Decoder, function: Function) -> list[Findi
     ]
 
 
+def known_figures(graph: Graph) -> dict[str, int]:
+    """The figures that `expect` of a model would say: active parameters where some are idle."""
+    counted = count_parameters(graph)
+    active = {} if counted.active == counted.total else {"active_parameters": counted.active}
+    return {"parameters": counted.total, **active, "kv_values_per_token": bytes_per_token(graph, 1)}
+
+
 def _find_misses(spec: Spec, graph: Graph) -> Iterator[tuple[str, str, str, str]]:
     """Key, expected, computed and its parts, for each key that does not hold."""
     expect, counted, layers = spec.top.expect, count_parameters(graph), Counter(graph.kinds)
     assert expect is not None
     figures = {
         "parameters": (expect.parameters, counted.total, lambda: sum_of_parameters(counted, layers)),
-        "active_parameters": (expect.active_parameters, counted.active, lambda: sum_of_parameters(counted, layers)),
+        "active_parameters": (expect.active_parameters, counted.active, lambda: _sum_of_active(counted, layers)),
         "kv_values_per_token": (expect.kv_values_per_token, bytes_per_token(graph, 1), lambda: sum_of_cache(graph)),
     }
     for key, (expected, got, shown) in figures.items():
@@ -66,6 +73,16 @@ def sum_of_parameters(counted: Parameters, layers: Mapping[str, int]) -> str:
     )
     after = (f"{name} {size:,}" for name, size in counted.after_layers.items())
     return " + ".join((*before, *inside, *after))
+
+
+def _sum_of_active(counted: Parameters, layers: Mapping[str, int]) -> str:
+    """All parameters, less the experts that a token does not take."""
+    idle = (
+        f"{count_layers(kinds, layers)} x {sizes.idle:,} idle"
+        for sizes, kinds in group_by_size(counted).items()
+        if sizes.idle
+    )
+    return " - ".join((sum_of_parameters(counted, layers), *idle))
 
 
 def _sizes_text(sizes: LayerSizes) -> str:

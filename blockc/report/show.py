@@ -164,13 +164,14 @@ def _layer_lines(sizes: LayerSizes) -> list[Row]:
 
 def _flops_text(report: Report) -> str:
     f, context = report.flops, f"{report.context:,}"
+    latents = "" if f.train_per_token == 3 * f.per_token else ", with latents as in a prefill"
     reached = "less at every context" if f.crossover is None else f"as much as they from {f.crossover:,} tokens on"
     lines = [
         ("matmuls", f.matmul_per_token, "2 an entry of each matrix; head in, look-up out"),
         ("attention", f.attention_per_token, f"{f.attention_share:.1%} of the matmuls; {reached}"),
         ("one token", f.per_token, f"the last one of {context}"),
         ("prefill", f.prefill, f"{context} tokens, each with all that it sees"),
-        ("training", f.train_per_token, "a token, there and back: 3 times"),
+        ("training", f.train_per_token, f"a token, there and back: 3 times{latents}"),
     ]
     shown = [(name, f"{n:,}", _unit(n, "FLOP", 1000), note) for name, n, note in lines]
     return _section(f"FLOPs at a context of {context}", shown, "<>><")

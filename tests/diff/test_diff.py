@@ -457,3 +457,17 @@ def test_a_file_is_compared_with_what_git_has_of_it(run: Run, tmp_path: Path) ->
     absent = run("below/s.yaml", "--against", "git:nowhere", cwd=tmp_path)
     assert absent.code == 2
     assert "below/s.yaml at nowhere: " in absent.err
+
+
+def test_experts_of_a_token_are_compared_beside_experts_of_another_size(tmp_path: Path) -> None:
+    """No tensor's shape shows how many experts a token takes."""
+    text = (ROOT / "specs" / "mixtral-8x7b.yaml").read_text(encoding="utf-8")
+    for old, new in (("active: 2", "active: 4"), ("width: 14336", "width: 7168"), ("count: 8", "count: 16")):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    other = tmp_path / "other.yaml"
+    other.write_text("\n".join(line for line in text.splitlines() if not line.startswith("expect")) + "\n")
+    paths = (ROOT / "specs" / "mixtral-8x7b.yaml", other)
+    sides = (Side(path.name, path.read_bytes(), compile_spec(load(path))) for path in paths)
+    found = {(each.kind, each.what, each.before, each.after) for each in diff(*sides).changes}
+    assert ("NUMERIC", "mlp.experts.active", "2", "4") in found

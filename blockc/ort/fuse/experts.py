@@ -8,7 +8,7 @@ from blockc.ir import Node, Param, Value, node
 from blockc.ir.derive import SkippedNode
 from blockc.ops import Experts, Route
 from blockc.ort.fuse.rewrite import Mismatch, Rewrite
-from blockc.ort.kernels import why_no_kernel
+from blockc.ort.kernels import has_kernel
 from blockc.ort.ops import ChoiceLogits, RoutedExperts, WeightSum, why_no_moe
 
 LINKED = "its kernel reads gate and up as one matrix, their rows in turn, and linked weights are not copied"
@@ -26,7 +26,9 @@ def fuse_experts(rewrite: Rewrite) -> None:
 
 def _plan(rewrite: Rewrite, n: Node, experts: Experts) -> Callable[[], None]:
     """Raises Mismatch for what the kernel does not take."""
-    if why := why_no_kernel(rewrite.target, RoutedExperts.kernel) or why_no_moe(experts):
+    if not has_kernel(rewrite.target, RoutedExperts.kernel):
+        raise Mismatch(f"{RoutedExperts.kernel} is used on the CPU in fp32 alone")
+    if why := why_no_moe(experts):
         raise Mismatch(why)
     if experts.gated and not rewrite.target.packed:
         raise Mismatch(LINKED)
