@@ -352,3 +352,20 @@ LATENT = error(
     "  latent: {kv_rank: 32, nope_dim: 16, rope_dim: 8, v_dim: 12, norm: {eps: 1e-6}}\n"
     "  rope: {theta: 10000, pairing: interleaved}\n",
 )
+RELATIVE_BIAS = error(
+    "BLC245",
+    "a relative bias without distances to tell apart",
+    "Half of the buckets of a side have one distance each, and the others grow with the logarithm up to max_distance, "
+    "which is therefore more. Beside causal: false half of the buckets are for keys ahead. One attention has either "
+    "alibi or a relative bias.",
+    bad="attention: {heads: 4, causal: false, relative_bias: {buckets: 32, max_distance: 8}}\n",
+    good="attention: {heads: 4, causal: false, relative_bias: {buckets: 32, max_distance: 128}}\n",
+)
+POOL = error(
+    "BLC246",
+    "a head of the vocabulary behind a pool",
+    "A pool makes one vector of all tokens. It comes out as it is beside head: none, or gives the logits of classes; "
+    "logits of the vocabulary are of each token.",
+    bad="pool: {type: mean}\nhead: {tied: true}\n",
+    good="pool: {type: mean}\nhead: none\n",
+)

@@ -8,7 +8,7 @@ from itertools import chain, count
 from blockc.emit.kinds import choice_text
 from blockc.emit.plan import ModulePlan
 from blockc.emit.statements import Assign, Default, LayerCall, LayerLoop, Statement, fit, is_laid_by_hand, shape_text
-from blockc.graph.contract import MASK, POSITIONS
+from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS
 from blockc.ir import (
     Function,
     Input,
@@ -24,7 +24,7 @@ from blockc.ir import (
 )
 from blockc.ops import Linear, MergeHeads, QueryPositions, SplitHeads
 
-STREAM, LOGITS = "x", "logits"
+STREAM = "x"
 _AT_ONCE = ((SplitHeads, Linear), (Linear, MergeHeads))
 
 
@@ -81,7 +81,7 @@ class Body:
         if reads:
             if at is not None:
                 yield self._assign(at)
-            counted = self[at[0]] if at else f"query_positions({MASK}, input_ids.shape[1])"
+            counted = self[at[0]] if at else f"query_positions({MASK}, {IDS}.shape[1])"
             yield Default(f"{counted}.clamp(min=0)")
         for item in items:
             if isinstance(item, tuple):
@@ -144,10 +144,10 @@ class Body:
                 readers.setdefault(value, []).append(n)
         start = first.inputs[_stream_index(callee_of(first))]
         found = set[Value]() if any(is_call(n) and n is not first for n in readers[start]) else {start}
-        value = self.layers[-1][0]
-        while len(readers.get(value, ())) == 1 and readers[value][0] not in self.kept:
+        value, given = self.layers[-1][0], {value for _, value in self.function.outputs}
+        while len(readers.get(value, ())) == 1 and readers[value][0] not in self.kept and value not in given:
             reader = readers[value][0]
-            if len(reader.types) != 1 or is_call(reader):
+            if len(reader.types) != 1 or is_call(reader) or len(reader.types[0].shape) != len(value.type.shape):
                 break
             value = reader[0]
             found.add(value)
@@ -285,14 +285,15 @@ class Body:
 
 def _find_logits_nodes(root: Function) -> Iterator[Node]:
     """The nodes that make the logits: the head's matrix and whatever follows it."""
-    value, found = root.output(LOGITS), list[Node]()
-    while True:
+    value, found = dict(root.outputs).get(LOGITS), list[Node]()
+    while value is not None:
         found.insert(0, value.node)
         if isinstance(value.node.op, Linear):
             return iter(found)
         if len(value.node.inputs) != 1 or is_call(value.node):
-            return iter(())
+            break
         value = value.node.inputs[0]
+    return iter(())
 
 
 def _find_inlined(function: Function) -> dict[Node, Node]:

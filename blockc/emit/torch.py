@@ -18,8 +18,9 @@ from blockc.emit.body import Body
 from blockc.emit.kinds import choice_text, condition_text
 from blockc.emit.loading import Loading, layers_text, ties_of
 from blockc.emit.plan import ModulePlan, plan_module
+from blockc.emit.returned import returned_by
 from blockc.emit.statements import LINE, Statement, fit, is_laid_by_hand
-from blockc.graph.contract import LOGITS, POSITIONS, Contract, StatePort, contract_of
+from blockc.graph.contract import POSITIONS, SEGMENTS, Contract, StatePort, contract_of
 from blockc.ir import (
     Function,
     Node,
@@ -149,8 +150,10 @@ def emit_torch(function: Function, *, name: str, summary: str, load: Loading, in
                 summary,
                 tuple(_make_declarations(root, whole)),
                 tuple(body.statements),
-                body[root.output(LOGITS)],
+                "",
             ),
+            returned=returned_by(root, serves, body.names),
+            segments=any(n.name == SEGMENTS for n in root.inputs),
             table=next(param.name for param in root.own_params),
             ties=tied,
             constants=constants,
@@ -164,15 +167,10 @@ def emit_torch(function: Function, *, name: str, summary: str, load: Loading, in
             length=_length_text(_states_by_layer(root, serves)),
             unmasked=any(f is root for f, _ in whole.absent),
             load=load,
-            causal=root.causal,
-            labels=_LABELS[root.causal],
             loading=[_definition_of(helper) for helper in load.helpers],
             init=_make_initialisation(function, init),
         )
     )
-
-
-_LABELS = {True: "the tokens themselves", False: "the token wanted at each place, -100 where none is"}  # by causal
 
 
 def _reads(root: Function, name: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
-from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS
+from blockc.graph.contract import HIDDEN, IDS, LOGITS, MASK, POOLED, POSITIONS, SEGMENTS
 from blockc.ir import (
     B,
     Call,
@@ -28,13 +28,17 @@ from blockc.ir import (
     transform,
 )
 from blockc.language.algebra import Chain, Decoder, Leaf, Residual, Scaled, Sum, Term, leaves_of
-from blockc.language.parts import Attention, Lent, Norm, Piece, Request, Scope, Shared
-from blockc.ops import Add, Embed, KeyPositions, Linear, Longest, QueryPositions, Scale, Softcap
+from blockc.language.parts import Attention, Classifier, Head, Lent, Norm, Piece, Request, Scope, Shared
+from blockc.ops import Add, Embed, FirstRow, KeyPositions, Linear, Longest, QueryPositions, Scale, Softcap
 from blockc.source import Place
 
 
 def build_graph(decoder: Decoder) -> Function:
-    """logits (B, S, vocab) of input_ids, attention_mask and position_ids, all (B, S)."""
+    """The root function of input_ids, attention_mask and position_ids, all (B, S), and token_type_ids with segments.
+
+    It gives logits (B, S, vocab) or (B, S, classes), behind a pool (B, classes). Without a head it gives hidden (B, S,
+    width), and with a pool pooled (B, D).
+    """
     pieces = _Layers(decoder).pieces
     root = _Root(decoder)
     for asked in dict.fromkeys(asked for piece in pieces for asked in piece.asks):
@@ -45,13 +49,13 @@ def build_graph(decoder: Decoder) -> Function:
         x = root.layer(piece, x, i)
     if decoder.final_norm is not None:
         x = decoder.final_norm.expand(Scope(decoder.width), x, "final_norm", None)
-    logits = root.head(x)
-    return Function("Model", root.inputs, ((LOGITS, logits),), causal=_is_causal(decoder))
+    return Function("Model", root.inputs, root.outputs(x), causal=_is_causal(decoder))
 
 
 def _is_causal(decoder: Decoder) -> bool:
+    """Whether each token's logits of the vocabulary depend on it and earlier tokens alone."""
     parts = (leaf.part for term in {id(t): t for t in decoder.layers}.values() for leaf in leaves_of(term))
-    return all(part.causal for part in parts if isinstance(part, Attention))
+    return isinstance(decoder.head, Head) and all(part.causal for part in parts if isinstance(part, Attention))
 
 
 def _place_of(chain: Chain) -> Place | None:
@@ -64,8 +68,9 @@ class _Root:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         ids = Input(tensor("int", B, S), token_axis=1)
+        segments = (SEGMENTS,) if (decoder.segments or 1) > 1 else ()
         self.inputs = tuple(
-            Node(replace(ids, grows=1) if name == MASK else ids, (), name) for name in (IDS, MASK, POSITIONS)
+            Node(replace(ids, grows=1) if name == MASK else ids, (), name) for name in (IDS, MASK, POSITIONS, *segments)
         )
         self.named: dict[str, Value] = {n.name: n[0] for n in self.inputs}
         self.shared: dict[Shared, tuple[Value, ...]] = {}
@@ -75,7 +80,7 @@ class _Root:
     def position(self, name: str) -> Value:
         """A root value by name. Positions and the call's length are made when a mask or table first needs them."""
         if name not in self.named:
-            ids, mask, places = (self.named[n.name] for n in self.inputs)
+            ids, mask, places = (self.named[each] for each in (IDS, MASK, POSITIONS))
             made = {
                 "queries_at": (QueryPositions(), mask, ids),
                 "keys_at": (KeyPositions(), mask),
@@ -93,7 +98,7 @@ class _Root:
         self.shared[shared] = tuple(made[i] for i in range(len(made.types)))
 
     def stream(self) -> Value:
-        """Look up, project, scale, add positions, norm."""
+        """Look up, project, scale, add segments and positions, norm."""
         decoder = self.decoder
         wide = decoder.embedding_width or decoder.width
         self.table = node(Embed(decoder.vocab, wide), self.named[IDS], name="embedding")
@@ -102,6 +107,11 @@ class _Root:
             x = apply(Linear(wide, decoder.width), x, name="project_in")
         if decoder.scale is not None:
             x = apply(Scale(decoder.scale), x, name="scaled_embedding")
+        if SEGMENTS in self.named:
+            rows = apply(Embed(decoder.segments or 0, decoder.width), self.named[SEGMENTS], name="segments")
+            x = apply(Add(), x, rows, name="with_segments")
+        elif decoder.segments:
+            x = apply(FirstRow(decoder.width), x, name="segments")
         if decoder.positions is not None:
             x = decoder.positions.add(x, self.named[POSITIONS], decoder.context)
         if decoder.embedding_norm is not None:
@@ -121,20 +131,38 @@ class _Root:
             return self.shared[asked]
         return self.lent[self.sources[index, asked.label], asked]
 
-    def head(self, x: Value) -> Value:
-        """A tied head shares the embedding's Param; a bias is its own."""
+    def outputs(self, x: Value) -> tuple[tuple[str, Value], ...]:
+        """What the model gives, by name."""
+        head, pool = self.decoder.head, self.decoder.pool
+        pooled = pool.expand(x, self.named[MASK]) if pool else None
+        match head:
+            case Head():
+                return ((LOGITS, self.vocabulary(head, x)),)
+            case Classifier():
+                read = pooled or x
+                if head.transform:
+                    read = head.transform.expand(read, "transform")
+                width = read.type.shape[-1].value or 0
+                return ((LOGITS, apply(Linear(width, head.classes, bool(head.bias)), read, name="head")),)
+            case None:
+                return ((HIDDEN, x), *(((POOLED, pooled),) if pooled else ()))
+
+    def vocabulary(self, head: Head, x: Value) -> Value:
+        """Logits of the vocabulary. A tied head shares the embedding's Param; a bias is its own."""
         wide = self.decoder.embedding_width or self.decoder.width
-        if wide != self.decoder.width:
+        if head.transform:
+            x = head.transform.expand(x, "transform")
+        elif wide != self.decoder.width:
             x = apply(Linear(self.decoder.width, wide), x, name="project_out")
-        op = Linear(wide, self.decoder.vocab, self.decoder.head_bias)
+        op = Linear(wide, self.decoder.vocab, bool(head.bias))
         made = node(op, x, name="head")
-        if self.decoder.tied:
+        if head.tied:
             made = node(op, x, name="head", params=(*self.table.params, *made.params[1:]))
         logits = made[0]
-        if self.decoder.head_scale is not None:
-            logits = apply(Scale(self.decoder.head_scale), logits, name="scaled_logits")
-        if self.decoder.softcap is not None:
-            logits = apply(Softcap(self.decoder.softcap), logits, name="capped_logits")
+        if head.scale is not None:
+            logits = apply(Scale(head.scale), logits, name="scaled_logits")
+        if head.softcap is not None:
+            logits = apply(Softcap(head.softcap), logits, name="capped_logits")
         return logits
 
 

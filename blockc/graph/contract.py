@@ -3,9 +3,11 @@
 The proof, the runtimes, reports and both emitters read it to feed a graph. It is written into a build's manifest, and
 `verify` derives it again.
 
-input_ids (B, S), attention_mask (B, T), position_ids (B, S), with a buffer write_indices (B)
+input_ids (B, S), attention_mask (B, T), position_ids (B, S), with a buffer write_indices (B), with segments
+token_type_ids (B, S)
 logits (B, S, V), or (B, 1, V) of the last token alone, or (B, min(S, N), V) of the last N, or top_logits and top_tokens
 (B, 1, k)
+logits (B, classes) of a pooled text; without a head hidden (B, S, width), and of a pool pooled (B, D)
 past_key_values.N.<state> and present.N.<state>: what the N-th op that remembers holds
 """
 
@@ -20,7 +22,9 @@ from typing import Literal
 from blockc.ir import B, Dtype, Function, Input, M, Node, P, Sides, Type, Value, functions_of, is_past, parse_at_most
 
 IDS, MASK, POSITIONS, WHERE = "input_ids", "attention_mask", "position_ids", "write_indices"
+SEGMENTS = "token_type_ids"
 LOGITS, TOP_LOGITS, TOP_TOKENS = "logits", "top_logits", "top_tokens"
+HIDDEN, POOLED = "hidden", "pooled"
 _PAST, _PRESENT = "past_key_values", "present"
 _NAMED = re.compile(rf"{_PAST}\.([0-9]+)\.(\w+)", re.ASCII)
 
@@ -97,6 +101,10 @@ class Contract:
     def output(self, name: str) -> Port | None:
         return next((port for port in self.outputs if port.name == name), None)
 
+    def takes(self, name: str) -> bool:
+        """Whether there is an input of this name."""
+        return any(port.name == name for port in self.inputs)
+
     @cached_property
     def top(self) -> int:
         """How many of the highest logits are returned, largest first; 0: all."""
@@ -112,8 +120,8 @@ class Contract:
     def last(self) -> int | None:
         """Of how many last tokens of a call logits are returned; None: of every one."""
         port = self.output(LOGITS) or self.output(TOP_LOGITS)
-        size = 1 if port is None else port.shape[1]
-        if isinstance(size, int):
+        size = port.shape[1] if port is not None and len(port.shape) == 3 else None
+        if size is None or isinstance(size, int):
             return size
         found = parse_at_most(size)
         return None if found is None else found[1]

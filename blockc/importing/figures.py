@@ -9,10 +9,13 @@ import math
 from collections.abc import Iterable, Iterator
 
 from blockc.basics.errors import escape
-from blockc.graph.contract import LOGITS
+from blockc.graph.contract import IDS
 from blockc.ir import Fact, Function, Node, Value, ancestors_of, callee_of, inline, is_call, layers_of
-from blockc.ops import Alibi, Linear, RotaryTable, Scale, Visible
+from blockc.ops import Alibi, Embed, Linear, RelativeBias, RotaryTable, Scale, Visible, VisibleBothWays
+from blockc.ops.base import Activation
 
+# Ops at the root whose figures are of the layers that read them, or not of an MLP.
+_OF_LAYERS = (Visible, VisibleBothWays, RotaryTable, Alibi, RelativeBias, Activation)
 CLOSE = 1e-6  # a file's float is one of 32 bits
 
 
@@ -29,7 +32,7 @@ def figures_by_layer(function: Function) -> dict[int | None, dict[str, set[Fact]
     """The same of each layer, masks and tables that it is handed among it; under None what stands outside of them."""
     calls = layers_of(function)
     flat = {layer: inline(layer) for layer in dict.fromkeys(map(callee_of, calls))}
-    outside = [n for n in function.nodes if not isinstance(n.op, Visible | RotaryTable | Alibi)]  # those are of layers
+    outside = [n for n in function.nodes if not isinstance(n.op, _OF_LAYERS)]
     around = (each for n in outside for each in (*_figures_of_node(n), *_scale_outside_layers(n)))
     return {
         **{i: gather(_figures_of_layer(call, flat[callee_of(call)])) for i, call in enumerate(calls)},
@@ -65,12 +68,11 @@ def _scale_outside_layers(n: Node) -> Iterator[tuple[str, Fact]]:
 
 
 def _sizes_of(function: Function) -> Iterator[tuple[str, Fact]]:
-    """The stream is as wide as the first layer's input, and the logits as the vocab. A head is tied to a table."""
+    """The stream is as wide as the first layer's input; the table of tokens has the vocab. A head is tied to it."""
     calls = layers_of(function)
-    yield from (
-        ("vocab", _width_of(function.output(LOGITS))),
-        *(("width", _width_of(first.inputs[0])) for first in calls[:1]),
-    )
+    tables = (n for n in function.nodes if isinstance(n.op, Embed) and n.inputs[0].node.name == IDS)
+    yield from (("vocab", n.op.rows) for n in tables if isinstance(n.op, Embed))
+    yield from (("width", _width_of(first.inputs[0])) for first in calls[:1])
     matrices = (param for n in function.nodes if isinstance(n.op, Linear) for param in n.params)
     yield "head.tied", any(param.role == "table" for param in matrices)
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from blockc.diagnostics.meaning import LABEL, LABEL_TWICE, NO_SUCH_PART, PART_ABSENT, TERM, UNREAD
 from blockc.diagnostics.words import OUT_OF_RANGE
-from blockc.language.parts import PARTS, Attention, Learned, Norm, Part, Sine
+from blockc.language.parts import PARTS, Attention, Classifier, Head, Learned, Norm, Part, Pool, Sine
+from blockc.language.parts.dense import Dense
 from blockc.language.parts.numbers import fp32_fault
 from blockc.language.spec import (
     BlockAttention,
@@ -109,10 +110,9 @@ class Decoder:
     final_norm: Norm | None = None
     embedding_width: int | None = None
     embedding_norm: Norm | None = None
-    tied: bool = False
-    head_bias: bool = False
-    head_scale: float | None = None
-    softcap: float | None = None
+    segments: int | None = None
+    head: Head | Classifier | None = None
+    pool: Pool | None = None
 
     def __repr__(self) -> str:
         return f"<Decoder of {len(self.layers)} layers, {self.width} wide>"
@@ -144,10 +144,9 @@ def elaborate(spec: Spec) -> Decoder:
         layers=tuple(terms[layer.kind] for layer in spec.layers),
         readings=found,
         final_norm=spec.final_norm.part.resolve(top.width) if spec.final_norm else None,
-        tied=top.head.tied,
-        head_bias=bool(top.head.bias),
-        head_scale=top.head.scale,
-        softcap=top.head.softcap,
+        segments=embedding.segments if embedding else None,
+        head=_resolve_head(spec),
+        pool=top.pool.resolve(top.width) if top.pool else None,
     )
 
 
@@ -162,6 +161,15 @@ def find_term_faults(error: SpecFaults) -> list[Finding]:
         except SpecError as fault:
             found += fault.findings
     return list(dict.fromkeys(found))
+
+
+def _resolve_head(spec: Spec) -> Head | Classifier | None:
+    """The head; its transform is as wide as what the head reads."""
+    top, head = spec.top, spec.top.head
+    if head is None or head.transform is None:
+        return head
+    wide = top.embedding.width if top.embedding and isinstance(head, Head) else None
+    return head.model_copy(update={"transform": head.transform.resolve(wide or top.width)})
 
 
 def _embedding_scale(spec: Spec) -> float | None:
@@ -375,15 +383,21 @@ def canonical_form(value: object) -> Any:
                 "width": value.width,
                 "context": value.context,
                 "embedding": {"scale": value.scale,
-                              **_drop_absent(width=value.embedding_width, norm=value.embedding_norm)},
+                              **_drop_absent(width=value.embedding_width, segments=value.segments,
+                                             norm=value.embedding_norm)},
                 "positions": canonical_form(value.positions),
                 "blocks": {str(i): form for i, form in enumerate(blocks)},
                 "layers": [str(known[id(chain)]) for chain in value.layers],
                 **_drop_absent(kv_from={f"{r.layer}.{r.label}": r.source for r in value.readings} or None),
                 "final_norm": canonical_form(value.final_norm),
-                "head": {"tied": value.tied, **_drop_absent(bias=value.head_bias or None, scale=value.head_scale),
-                         "softcap": value.softcap},
+                "head": canonical_form(value.head),
+                **_drop_absent(pool=value.pool),
             }  # fmt: skip
+        case Head():
+            optional = _drop_absent(bias=value.bias or None, scale=value.scale, transform=value.transform)
+            return {"tied": value.tied, **optional, "softcap": value.softcap}
+        case Classifier():
+            return {"classes": value.classes, **_drop_absent(bias=value.bias or None, transform=value.transform)}
         case Leaf():
             key = next(key for key, class_ in PARTS.items() if type(value.part) is class_)
             said = canonical_form(value.part)
@@ -398,7 +412,7 @@ def canonical_form(value: object) -> Any:
             return {"sum": [canonical_form(branch) for branch in value.branches]}
         case Scaled():
             return {"scale": value.factor}
-        case Part() | Learned() | Sine():
+        case Part() | Learned() | Sine() | Dense() | Pool():
             return dump_keys(value)
         case _:
             return value

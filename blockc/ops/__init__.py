@@ -16,11 +16,13 @@ from blockc.ops.elementwise import (
     Scale,
     Silu,
     Softcap,
+    Tanh,
 )
 from blockc.ops.experts import Experts, Groups, Route, SigmoidGate
 from blockc.ops.interleaved import RotaryInterleaved
 from blockc.ops.latent import LatentAttention, Span
-from blockc.ops.matrix import Embed, HeadGain, LayerNorm, Linear, RmsNorm
+from blockc.ops.matrix import Embed, FirstRow, HeadGain, LayerNorm, Linear, RmsNorm
+from blockc.ops.pool import Pool, Unit
 from blockc.ops.position import (
     FAR,
     KeyPositions,
@@ -31,6 +33,7 @@ from blockc.ops.position import (
     Visible,
     VisibleBothWays,
 )
+from blockc.ops.relative import RelativeBias
 from blockc.ops.rotary import Rotary, RotaryTable
 from blockc.ops.scaling import (
     ByLength,
@@ -49,19 +52,21 @@ from blockc.ops.xielu import Xielu
 # Every op with a meaning of its own: the parametrised test runs over the samples of each.
 ALL: tuple[type[Op], ...] = (
     # tables, matrices, norms
-    Embed, Linear, RmsNorm, LayerNorm, HeadGain,
+    Embed, FirstRow, Linear, RmsNorm, LayerNorm, HeadGain,
     # arithmetic
-    Add, Mul, Scale, Clip, Softcap, Relu, Relu2, Silu, Gelu, GeluTanh, QuickGelu, ClampedSwiglu,
+    Add, Mul, Scale, Clip, Softcap, Tanh, Relu, Relu2, Silu, Gelu, GeluTanh, QuickGelu, ClampedSwiglu,
     Xielu,
     # position
-    QueryPositions, KeyPositions, Longest, Visible, VisibleBothWays, Alibi, Shift, Sinusoidal, RotaryTable, Rotary,
-    RotaryInterleaved,
+    QueryPositions, KeyPositions, Longest, Visible, VisibleBothWays, Alibi, RelativeBias, Shift, Sinusoidal,
+    RotaryTable, Rotary, RotaryInterleaved,
     # attention
     SplitHeads, Attention, Sinks, SinkAttention, Span, LatentAttention, MergeHeads, Extend,
     # experts
     Route, Experts, SigmoidGate,
     # the last tokens
     LastIndex, LastIndices, TakeToken, Top,
+    # one vector of a text
+    Pool, Unit,
 )  # fmt: skip
 
 __all__ = [
@@ -77,6 +82,7 @@ __all__ = [
     "Embed",
     "Experts",
     "Extend",
+    "FirstRow",
     "Gelu",
     "GeluTanh",
     "Groups",
@@ -94,8 +100,10 @@ __all__ = [
     "LongropeScaling",
     "MergeHeads",
     "Mul",
+    "Pool",
     "QueryPositions",
     "QuickGelu",
+    "RelativeBias",
     "Relu",
     "Relu2",
     "RmsNorm",
@@ -115,7 +123,9 @@ __all__ = [
     "Span",
     "SplitHeads",
     "TakeToken",
+    "Tanh",
     "Top",
+    "Unit",
     "Visible",
     "VisibleBothWays",
     "Xielu",

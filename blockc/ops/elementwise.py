@@ -118,6 +118,24 @@ class Clip(Elementwise):
 
 
 @dataclass(frozen=True)
+class Tanh(Elementwise):
+    """y = tanh(x)"""
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (np.tanh(args[0]),)
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"F.tanh({args[0]})"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Tanh", args[0])]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(Tanh(), (rand(2, 3, 8),)),)
+
+
+@dataclass(frozen=True)
 class Relu(Activation):
     """y = max(x, 0)"""
 

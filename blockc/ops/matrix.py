@@ -61,6 +61,36 @@ class Embed(Op):
 
 
 @dataclass(frozen=True)
+class FirstRow(Elementwise):
+    """y = x + weight[0], a table of one row: (..., width) -> (..., width)"""
+
+    width: int
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        expect(last_axis(args[0]) == dim(self.width), "the width of a row", self.width, last_axis(args[0]))
+        return args
+
+    def params(self) -> tuple[Param, ...]:
+        return (Param("weight", (1, self.width), "table"),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (args[0] + params[0][0],)
+
+    def declares(self) -> str | None:
+        return f"nn.Embedding(1, {self.width})"
+
+    def torch(self, me: str, *args: str) -> str:
+        return f"{args[0]} + {me}.weight[0]"
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Add", args[0], params[0])]
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(FirstRow(8), (rand(2, 3, 8),)),)
+
+
+@dataclass(frozen=True)
 class Linear(Op):
     """y = x weight^T + bias: (..., inputs) -> (..., outputs), weight (outputs, inputs)"""
 

@@ -178,30 +178,44 @@ class Visible(Op):
 
 @dataclass(frozen=True)
 class VisibleBothWays(Op):
-    """mask = key is not padding: (B, S), (B, T) -> (B, 1, S, T). What an encoder sees."""
+    """mask = key is not padding, and |q - k| <= each_side where that is said: (B, S), (B, T) -> (B, 1, S, T)
 
+    What an encoder sees.
+    """
+
+    each_side: int | None = None
     output_names = ("mask",)
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         return (Type("bool", (args[0].shape[0], dim(1), args[0].shape[1], args[1].shape[1])),)
 
+    def figures(self, *args: Type) -> Iterable[tuple[str, Fact]]:
+        return (("attention.window.each_side", self.each_side),)
+
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         query, key = args[0][:, None, :, None], args[1][:, None, None, :]
-        return (np.broadcast_to(key, np.broadcast_shapes(query.shape, key.shape)) < FAR,)
+        real = np.broadcast_to(key, np.broadcast_shapes(query.shape, key.shape)) < FAR
+        return (real if self.each_side is None else real & (np.abs(query - key) <= self.each_side),)
 
     @property
     def helpers(self) -> tuple[str, ...]:
-        return ("visible_both_ways",)
+        return ("visible_both_ways",) if self.each_side is None else ("visible_each_side",)
 
     def torch(self, me: str, *args: str) -> str:
-        return f"visible_both_ways({args[0]}, {args[1]})"
+        if self.each_side is None:
+            return f"visible_both_ways({args[0]}, {args[1]})"
+        return f"visible_each_side({self.each_side}, {args[0]}, {args[1]})"
 
     def absent(self) -> str:
-        return "whole"
+        return "whole" if self.each_side is None else ""
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
-        query = g.op("Unsqueeze", args[0], g.constant([1, 3]))
-        real = g.op("Less", g.op("Unsqueeze", args[1], g.constant([1, 2])), g.constant(np.array(FAR)))
+        """Padding stands FAR from every query, so that a window hides it too."""
+        query, key = g.op("Unsqueeze", args[0], g.constant([1, 3])), g.op("Unsqueeze", args[1], g.constant([1, 2]))
+        if self.each_side is not None:
+            distance = g.op("Abs", g.op("Sub", query, key))
+            return [g.op("LessOrEqual", distance, g.constant(np.array(self.each_side)))]
+        real = g.op("Less", key, g.constant(np.array(FAR)))
         return [g.op("And", real, g.op("GreaterOrEqual", query, query))]
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
@@ -212,7 +226,9 @@ class VisibleBothWays(Op):
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        return (Sample(VisibleBothWays(), (np.array([[0, 1], [-1, 0]]), np.array([[0, 1], [FAR, 0]]))),)
+        few = np.array([[0, 1], [-1, 0]]), np.array([[0, 1], [FAR, 0]])
+        many = np.array([[0, 1, 2, 3, 4]]), np.array([[0, 1, 2, 3, FAR]])
+        return Sample(VisibleBothWays(), few), Sample(VisibleBothWays(1), few), Sample(VisibleBothWays(2), many)
 
 
 @dataclass(frozen=True)

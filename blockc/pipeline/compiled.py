@@ -13,7 +13,7 @@ from blockc.basics.floats import FloatType
 from blockc.diagnostics.graph import GRAPH
 from blockc.diagnostics.words import OUT_OF_RANGE
 from blockc.graph.build import build_graph
-from blockc.graph.contract import Contract, contract_of
+from blockc.graph.contract import LOGITS, Contract, contract_of
 from blockc.graph.quant import Quant
 from blockc.graph.target import Target
 from blockc.ir import Array, Function, GraphError, Node, Param, Sides, functions_of, parameters_of, render_function
@@ -115,6 +115,12 @@ class Compiled:
     def sides(self) -> tuple[Sides, ...]:
         """The sides of call lengths between which rope differs; empty where it never does."""
         return contract_of(self.function).sides
+
+    @property
+    def by_token(self) -> bool:
+        """Whether the model gives logits of each token."""
+        given = dict(self.function.outputs).get(LOGITS)
+        return given is not None and len(given.type.shape) == 3
 
     @property
     def parameters(self) -> int:

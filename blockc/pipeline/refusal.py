@@ -25,6 +25,10 @@ def why_refused(model: Compiled, target: Target, copied: bool | None = None) -> 
         return f"context {model.spec.top.context}: positions in a graph for CUDA are below {CUDA_CONTEXT}"
     if target.provider == "cuda" and any(side.grows for side in model.sides):
         return NO_DYNAMIC
+    if target.logits != "all" and not model.by_token:
+        return (
+            f"the model gives {' and '.join(model.function.output_names)}, and no logits of each token to choose from"
+        )
     if target.quant and target.quant.level != 4:
         return NO_LEVEL
     if target.quant and copied is False:

@@ -64,6 +64,19 @@ class Case:
         return self.first + np.maximum(np.cumsum(self.attention_mask, axis=1) - 1, 0)
 
     @property
+    def token_type_ids(self) -> Array:
+        """The second half of each sequence is its second segment."""
+        types = np.zeros((len(self.rows), self.length), np.int64)
+        for i, (row, start) in enumerate(zip(self.rows, self.starts, strict=True)):
+            types[i, start : start + len(row)] = np.arange(len(row)) * 2 // len(row)
+        return types
+
+    def labels_for(self, axes: int, classes: int) -> Array:
+        """Labels for logits of so many axes: of each token (B, S) or of each text (B); 0 or 1 for a score."""
+        wanted = self.input_ids if axes == 3 else self.input_ids[:, 0]
+        return wanted % max(classes, 2)
+
+    @property
     def lengths(self) -> set[int]:
         """The lengths of its calls, and of its sequences."""
         calls = (self.attention_mask[:, : new.stop].sum(axis=1).max() for new in self.slices)

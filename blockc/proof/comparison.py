@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from blockc.graph.contract import LOGITS
 from blockc.ir import Array, inline
 from blockc.ir.derive import Derivation, round_params
 from blockc.pipeline.compiled import Compiled
@@ -20,7 +21,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 2e-2}
 
 @dataclass(frozen=True)
 class Row:
-    """One run. `error` is the largest difference of logits, divided by their standard deviation."""
+    """One run. `error` is the largest difference of an output, divided by the output's standard deviation."""
 
     backend: str
     variant: str
@@ -55,21 +56,26 @@ Rounding = tuple[Derivation, ...]  # derivations that round the parameters they 
 
 
 class Truth:
-    """The oracle's logits of each sequence alone and whole, without cache or padding; each is computed once."""
+    """The oracle's outputs of each sequence alone and whole, without cache or padding; each is computed once."""
 
     def __init__(self, twin: Compiled, params: Params) -> None:
         floats = {name: array for name, array in params.items() if array.dtype.kind == "f"}
         half = {**params, **{name: a.astype(np.float16).astype(np.float64) for name, a in floats.items()}}
         self.params: dict[str, Params] = {"float64": params, "float32": params, "float16": half}
         self.whole = Oracle(twin.function)
-        self.known: dict[tuple[str, Rounding, bytes, int], Array] = {}
+        self.known: dict[tuple[str, Rounding, bytes, int], dict[str, Array]] = {}
         self.held: dict[tuple[str, Rounding], Params] = {}
 
     def logits_of(self, row: Array, dtype: str, first: int = 0, rounding: Rounding = ()) -> Array:
+        return self.outputs_of(row, dtype, first, rounding)[LOGITS]
+
+    def outputs_of(self, row: Array, dtype: str, first: int = 0, rounding: Rounding = ()) -> dict[str, Array]:
+        """The outputs of one sequence by name: (tokens, N), or (1, N) of the whole text."""
         key = ("float16" if dtype == "float16" else "float64", rounding, row.tobytes(), first)
         if key not in self.known:
             case = Case("alone", (row,), (0,), (len(row),), first=first)
-            self.known[key] = self.whole.run(case, self.round_params(dtype, rounding)).logits[0]
+            made = self.whole.run(case, self.round_params(dtype, rounding)).outputs
+            self.known[key] = {name: array[0] if array.ndim == 3 else array for name, array in made.items()}
         return self.known[key]
 
     def round_params(self, dtype: str, rounding: Rounding) -> Params:
@@ -83,7 +89,7 @@ def compare_run(oracle: Truth, runner: Runner, case: Case, choices: bool = False
     """One run. With `choices` also of the experts that tokens choose: others are wrong, whatever the logits."""
     dtype, params = runner.dtype, oracle.params[runner.dtype]
     rounding = tuple(each for each in runner.derived.values() if each.is_lossy)
-    truth = [oracle.logits_of(row, dtype, case.first, rounding) for row in case.rows]
+    truth = [oracle.outputs_of(row, dtype, case.first, rounding) for row in case.rows]
     try:
         answer = runner.run(case, params, trace=choices)
     except Exception as error:  # emitted files may have been edited: a failure is a result, not a crash
@@ -92,18 +98,18 @@ def compare_run(oracle: Truth, runner: Runner, case: Case, choices: bool = False
             runner.name, case.name, dtype, float("inf"), 0.0, TOLERANCE[dtype], f"{type(error).__name__}: {first[:200]}"
         )
     other = _other_choice(runner, case, params, answer) if choices else ""
-    wanted, got = _compared_rows(case, truth, answer.logits)
-    if runner.contract.top or runner.contract.last not in (None, 1):
-        got = [fill(w, g) for w, g in zip(wanted, got, strict=True)]
-    spread = float(np.std(np.concatenate(truth)))
-    error = (
-        max(float(np.max(np.abs(w - g))) if np.isfinite(g).all() else np.inf for w, g in zip(wanted, got, strict=True))
-        / spread
-    )
-    if case.labels and answer.loss is not None:
-        loss = oracle.whole.run(case, oracle.round_params(dtype, rounding)).loss or 0.0
-        error = max(error, abs(answer.loss - loss) / spread)
-    agreement = float(np.mean(np.concatenate([w.argmax(-1) == g.argmax(-1) for w, g in zip(wanted, got, strict=True)])))
+    error, agreement = 0.0, 1.0
+    for name in truth[0]:
+        wanted, got = _compared_rows(case, [each[name] for each in truth], answer.outputs[name])
+        if runner.contract.top or runner.contract.last not in (None, 1):
+            got = [fill(w, g) for w, g in zip(wanted, got, strict=True)]
+        spread = float(np.std(np.concatenate([each[name] for each in truth])))
+        error = max(error, _largest_difference(wanted, got) / spread)
+        if name == LOGITS and answer.loss is not None:
+            loss = oracle.whole.run(case, oracle.round_params(dtype, rounding)).loss or 0.0
+            error = max(error, abs(answer.loss - loss) / spread)
+        alike = [w.argmax(-1) == g.argmax(-1) for w, g in zip(wanted, got, strict=True)]
+        agreement = min(agreement, float(np.mean(np.concatenate(alike))))
     row = Row(runner.name, case.name, dtype, error, agreement, TOLERANCE[dtype])
     if row.holds and not other:
         return row
@@ -119,8 +125,19 @@ def _other_choice(runner: Runner, case: Case, params: Params, answer: Answer) ->
     return differing_route(list(routes_of(inline(runner.function))), case, truth.values, answer.values)
 
 
+def _largest_difference(wanted: list[Array], got: list[Array]) -> float:
+    return max(
+        float(np.max(np.abs(w - g))) if np.isfinite(g).all() else np.inf for w, g in zip(wanted, got, strict=True)
+    )
+
+
 def _compared_rows(case: Case, truth: list[Array], logits: Array) -> tuple[list[Array], list[Array]]:
-    """(The oracle's rows; the runner's) to compare: those of all real tokens, or of the last one in each chunk."""
+    """(The oracle's rows; the runner's) to compare: those of all real tokens, or of the last one in each chunk.
+
+    An output of whole texts has one row for each.
+    """
+    if logits.ndim == 2:
+        return truth, [logits[i : i + 1] for i in range(len(truth))]
     if logits.shape[1] == case.length:
         return truth, case.real_rows(logits)
     # Each chunk gave one row: the last real token so far. A row whose sequence has not begun is not compared.

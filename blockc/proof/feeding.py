@@ -7,12 +7,12 @@ a mask and a cache of one length, and the place to write; any other takes rows w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from blockc.basics.floats import format_of
-from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, TOP_LOGITS, TOP_TOKENS, WHERE, Contract
+from blockc.graph.contract import IDS, LOGITS, MASK, POSITIONS, SEGMENTS, TOP_LOGITS, TOP_TOKENS, WHERE, Contract
 from blockc.ir import Array
 from blockc.proof.cases import Case
 
@@ -36,7 +36,9 @@ def feeds_of(contract: Contract, case: Case) -> Iterator[Feed]:
         case "buffer":
             yield from _buffer_feeds(case)
         case "joined":
-            yield from _joined_feeds(case)
+            for feed, new in zip(_joined_feeds(case), case.slices, strict=True):
+                segments = {SEGMENTS: case.token_type_ids[:, new]} if contract.takes(SEGMENTS) else {}
+                yield replace(feed, inputs=feed.inputs | segments)
 
 
 def _joined_feeds(case: Case) -> Iterator[Feed]:
@@ -96,19 +98,31 @@ def empty_states(contract: Contract, case: Case, dtype: np.dtype | type = np.flo
 
 def run_in_chunks(
     contract: Contract, case: Case, call: Callable[[Arrays], Arrays], dtype: np.dtype | type = np.float32
-) -> Array:
-    """Logits in the columns of the case, (B, length, V); (B, calls, V) from a graph that returns one row a call.
+) -> Arrays:
+    """The outputs by name, but for states. Those of tokens are in the columns of the case, (B, length, N).
 
-    Where a graph returns only the highest logits, or those of the last tokens, all others are -inf.
+    Logits of a graph that returns one row a call are (B, calls, V). Where a graph returns only the highest logits, or
+    those of the last tokens, all others are -inf. An output of whole texts is that of the last call, (B, N).
     """
     state = empty_states(contract, case, dtype)
-    parts: list[Array] = []
+    parts: dict[str, list[Array]] = {}
     for feed in feeds_of(contract, case):
         outputs = call(feed.inputs | state)
-        logits = _scatter(outputs, contract.vocab or 0) if contract.top else outputs[LOGITS]
-        parts.append(logits if contract.last == 1 else _place(logits, feed.columns, contract))
+        for name, given in _placed(contract, feed, outputs):
+            parts.setdefault(name, []).append(given)
         state = {held.past: outputs[held.present] for held in contract.held}
-    return np.concatenate(parts, axis=1)
+    return {name: np.concatenate(each, axis=1) if each[0].ndim == 3 else each[-1] for name, each in parts.items()}
+
+
+def _placed(contract: Contract, feed: Feed, outputs: Arrays) -> Iterator[tuple[str, Array]]:
+    """Each output of one call beside the states, in the columns of the case where it is of tokens."""
+    if contract.top:
+        outputs = {LOGITS: _scatter(outputs, contract.vocab or 0)}
+    names = (LOGITS,) if contract.top else tuple(port.name for port in contract.outputs)
+    for name in names:
+        given = outputs[name]
+        whole = given.ndim != 3 or (name == LOGITS and contract.last == 1)
+        yield name, given if whole else _place(given, feed.columns, contract)
 
 
 def _scatter(outputs: Arrays, vocab: int) -> Array:

@@ -16,6 +16,7 @@ from blockc.basics import floats
 from blockc.basics.distribution import EXTRAS, extra_command
 from blockc.basics.floats import FloatType
 from blockc.basics.progress import Progress, no_progress
+from blockc.graph.contract import LOGITS
 from blockc.graph.target import Target
 from blockc.ir import GraphError, inline
 from blockc.ort.kernels import COMPUTES
@@ -152,8 +153,8 @@ def prove(
             compared = not routes_of(inline(runner.function))  # whether the experts that it chooses were compared
             for ran, case in enumerate(chosen):
                 progress(f"proving {twin.spec.name}", made * len(chosen) + ran, len(makers) * len(chosen))
-                if case.labels and (isinstance(runner, Onnx) or runner.contract.last is not None):
-                    continue  # an ONNX graph has no labels, and the loss needs all logits
+                if case.labels and not _takes_labels(runner):
+                    continue
                 if not (case.masked or isinstance(runner, Torch)):
                     continue  # a graph always takes a mask
                 if case.by_token and not runner.contract.one_token:
@@ -241,7 +242,7 @@ def _target_makers(
         yield lambda: Oracle(twin.flatten(target), f"oracle{_target_text(target)}", derived=twin.derivations(target))
     if "onnxruntime" in missing or target.dtype not in RUN_AS:
         return
-    own = target.top or target.last > 1 or target.step
+    own = target.top or target.last > 1 or target.step or not twin.by_token
     for one in (target,) if own else (replace(target, logits="all"), replace(target, logits="last")):
         yield partial(_make_onnx, twin, one, given[1] if given is not None and given[0] == one else None)
     if target.provider == "cuda" and target.dtype != "fp32":
@@ -274,6 +275,12 @@ def _target_text(target: Target) -> str:
         target.quant.name if target.quant else "": target.quant is not None,
     }
     return "".join(f", {word}" for word, holds in said.items() if holds)
+
+
+def _takes_labels(runner: Runner) -> bool:
+    """An ONNX graph has no labels, and the loss needs all logits."""
+    contract = runner.contract
+    return not isinstance(runner, Onnx) and contract.last is None and contract.output(LOGITS) is not None
 
 
 def _why_inapplicable(runner: Runner, case: Case) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from blockc.graph import interp
-from blockc.graph.contract import MASK, Contract, contract_of
+from blockc.graph.contract import LOGITS, MASK, Contract, contract_of
 from blockc.ir import Array, Function, parameters_of
 from blockc.ir.columns import pack_halves
 from blockc.ir.derive import Derivation, Derivations, add_derived
@@ -28,11 +28,18 @@ Values = dict[str, Array]
 
 @dataclass
 class Answer:
-    """logits (B, length or calls, V), the loss if labels were given, and the values of each chunk by name."""
+    """The outputs by name, the loss if labels were given, and the values of each chunk by name.
 
-    logits: Array
+    logits (B, length or calls, V) or (B, classes), hidden (B, length, width), pooled (B, D)
+    """
+
+    outputs: dict[str, Array]
     loss: float | None = None
     values: list[Values] = field(default_factory=list[Values])
+
+    @property
+    def logits(self) -> Array:
+        return self.outputs[LOGITS]
 
 
 class Runner(Protocol):
@@ -69,13 +76,16 @@ class Oracle:
             values.append(seen)
             return interp.interpret(self.function, inputs, params, seen.__setitem__ if trace else None)
 
-        logits = run_in_chunks(self.contract, case, call, np.float64)
-        return Answer(logits, _loss_of(logits, case, self.function.causal) if case.labels else None, values)
+        outputs = run_in_chunks(self.contract, case, call, np.float64)
+        labelled = case.labels and LOGITS in outputs
+        return Answer(outputs, _loss_of(outputs[LOGITS], case, self.function.causal) if labelled else None, values)
 
 
 def _loss_of(logits: Array, case: Case, shifted: bool) -> float:
-    """Mean cross-entropy, of the next token where the model is causal."""
-    ids = case.input_ids
+    """Mean cross-entropy, of the next token where the model is causal; of one logit with its sigmoid."""
+    ids = case.labels_for(logits.ndim, logits.shape[-1])
+    if logits.shape[-1] == 1:
+        return float(np.mean(np.logaddexp(0, logits[..., 0]) - ids * logits[..., 0]))
     logits, ids = (logits[:, :-1], ids[:, 1:]) if shifted else (logits, ids)
     peak = logits.max(axis=-1, keepdims=True)
     total = np.log(np.exp(logits - peak).sum(axis=-1)) + peak[..., 0]
@@ -110,7 +120,8 @@ class Torch:
     def run(self, case: Case, params: Params, trace: bool = False) -> Answer:
         import torch
 
-        model, values, parts, loss = self.model(params), list[Values](), list[Array](), None
+        model, values, parts, loss = self.model(params), list[Values](), dict[str, list[Array]](), None
+        logits = self.contract.output(LOGITS)
         past: Any = None
         for feed in feeds_of(self.contract, case):
             arguments: dict[str, Any] = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in feed.inputs.items()}
@@ -120,16 +131,19 @@ class Torch:
                 arguments["past_key_values"] = past
             elif self.contract.held and len(case.chunks) > 1:
                 arguments["use_cache"] = True
-            if case.labels:
-                arguments["labels"] = arguments["input_ids"]
+            if case.labels and logits is not None:
+                wanted = case.labels_for(len(logits.shape), int(logits.shape[-1]))
+                arguments["labels"] = torch.from_numpy(wanted)
             seen: Values = {}
             with torch.no_grad(), _watch(model, seen) if trace else nullcontext():
                 output = model(**arguments)
             values.append(seen)
             past = getattr(output, "past_key_values", None)
-            parts.append(output.logits.numpy())
-            loss = float(output.loss) if case.labels else None
-        return Answer(np.concatenate(parts, axis=1), loss, values)
+            for port in self.contract.outputs:
+                parts.setdefault(port.name, []).append(getattr(output, port.name).numpy())
+            loss = float(output.loss) if "labels" in arguments else None
+        made = {name: np.concatenate(each, axis=1) if each[0].ndim == 3 else each[-1] for name, each in parts.items()}
+        return Answer(made, loss, values)
 
 
 def load_module(path: Path) -> ModuleType:

@@ -24,7 +24,7 @@ from blockc.ir import (
     product,
     transform,
 )
-from blockc.ops import Alibi, LayerNorm, RmsNorm, Visible, VisibleBothWays
+from blockc.ops import Alibi, LayerNorm, RelativeBias, RmsNorm, Visible, VisibleBothWays
 from blockc.passes import with_cache
 
 ONE_TOKEN = {"B": 1, "S": 1, "P": 0}
@@ -45,11 +45,10 @@ class Scores:
         return tokens if self.window is None else min(tokens, self.window)
 
     def pairs(self, tokens: int) -> int:
-        """Pairs of query and key that count: sum of min(i, window) for i = 1..tokens; tokens^2 where all see all."""
-        if self.sees == "all":
-            return tokens * tokens
+        """Pairs of query and key that count: sum of min(i, window) for i = 1..tokens; as many again ahead."""
         near = self.keys(tokens)
-        return near * (near + 1) // 2 + (tokens - near) * near
+        back = near * (near + 1) // 2 + (tokens - near) * near
+        return 2 * back - tokens if self.sees == "all" else back
 
 
 @dataclass(frozen=True)
@@ -159,13 +158,18 @@ def is_norm(n: Node) -> bool:
 
 
 def mask_of(n: Node) -> tuple[int | None, Literal["past", "all"]]:
-    """The window of the mask that an attention reads, and whether it looks back only."""
-    mask = next(v.node.op for v in n.inputs if v.type.dtype == "bool" or isinstance(v.node.op, Alibi))
+    """The window of the mask that an attention reads, and whether it looks back only.
+
+    A window to each side is that of what lies back, the token among it.
+    """
+    mask = next(v.node.op for v in n.inputs if v.type.dtype == "bool" or isinstance(v.node.op, Alibi | RelativeBias))
+    if isinstance(mask, RelativeBias):
+        mask = mask.seen
     match mask:
         case Visible(window) | Alibi(window=window):
             return window, "past"
-        case VisibleBothWays():
-            return None, "all"
+        case VisibleBothWays(each_side):
+            return None if each_side is None else each_side + 1, "all"
         case _:
             raise NotImplementedError(f"{n.name} reads a mask made by {mask.name}, of which no reach is known")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blockc.graph.contract import LOGITS
 from blockc.ir import Function, Grows, Node, P, Type, Value, callee_of, is_call, is_past
 from blockc.report.graph import Bytes, Graph, common_value, holds_scores, mask_of
 from blockc.report.schedule import Schedule
@@ -126,5 +125,5 @@ def measure_activations(graph: Graph, number: int, context: int, batch: int) -> 
     cached = {n.name: (callee_of(n), frozenset(kept.get(n.name, ()))) for n in graph.cached.nodes if is_call(n)}
     layers = {name: cached[first] for name, first in graph.first.items()}
     live = Schedule(graph.root, layers, size).live()
-    logits = graph.root.output(LOGITS)
-    return Activations(live.peak, live.peak_at, live.materialised, live.scores, size(logits.type))
+    given = sum(size(value.type) for _, value in graph.root.outputs)
+    return Activations(live.peak, live.peak_at, live.materialised, live.scores, given)

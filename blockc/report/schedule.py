@@ -76,9 +76,9 @@ class Schedule:
 
     def _find_apart(self) -> Values:
         """Logits, also before what is done to them entry by entry, such as a softcap; and what layers keep."""
-        value = self.root.output(LOGITS)
-        found = {value for _, value in self.root.outputs}
-        while not value.node.params and len(value.node.inputs) == 1:
+        given = dict(self.root.outputs)
+        found, value = set(given.values()), given.get(LOGITS)
+        while value and not value.node.params and len(value.node.inputs) == 1:
             value = value.node.inputs[0]
             found.add(value)
         calls = ((n, self.layers[n.name][1]) for n in self.root.nodes if is_call(n))

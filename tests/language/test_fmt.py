@@ -111,7 +111,7 @@ def test_the_order_is_that_of_the_language() -> None:
     """That of docs/language.md, which is the same wherever a part is said."""
     rows = re.findall(r"^\| (`.*?`) \|", (ROOT / "docs" / "language.md").read_text(), re.MULTILINE)
     names = [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
-    for key in ("embedding", "norm", "attention", "mlp", "head"):
+    for key in ("embedding", "norm", "attention", "mlp", "head", "pool"):
         listed = tuple(name.removeprefix(f"{key}.") for name in names if re.fullmatch(rf"{key}\.\w+", name))
         assert ORDERS[key,] == listed
     for place in (("layers", "kinds", "*"), ("parts", "*"), ("layers", "kinds", "*", "parts")):

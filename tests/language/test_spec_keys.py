@@ -138,7 +138,7 @@ VALUES = [
         "",
     ),
     ("head: {tied: «none»}", "head.tied: wrong kind of value", "true or false"),
-    ("head: «none»", "head: wrong kind of value", "a mapping"),
+    ("head: «3»", "head: wrong kind of value", "a mapping"),
     ("head: {tied: true, softcap: «-1»}", "head.softcap: too small", "more than 0"),
     ("embedding: {scale: «sqrt»}", "embedding.scale: wrong kind of value", "a number or sqrt_width"),
     ("embedding: {scale: «-1»}", "embedding.scale: too small", "more than 0 or sqrt_width"),

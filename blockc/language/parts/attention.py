@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from blockc.diagnostics.meaning import ALIBI, BIAS_TWICE, HEADS, INERT, KV_HEADS, SINKS, WINDOW
+from blockc.diagnostics.meaning import ALIBI, BIAS_TWICE, HEADS, INERT, KV_HEADS, RELATIVE_BIAS, SINKS, WINDOW
 from blockc.ir import Value, apply
 from blockc.language.parts.base import NOTHING, KindName, Lent, Mark, Model, OrNone, Part, Problem, Scope, Shared
 from blockc.language.parts.latent import UNDEFINED, Latent
@@ -18,11 +18,14 @@ from blockc.language.parts.twin import SOFTCAP, AtMost, Edits, Twin
 from blockc.ops import Alibi as AlibiOp
 from blockc.ops import Attention as AttentionOp
 from blockc.ops import Clip, Linear, MergeHeads, SinkAttention, Sinks, SplitHeads, Visible, VisibleBothWays
+from blockc.ops import RelativeBias as RelativeBiasOp
 from blockc.source import MappingNode, Place, to_plain
 
 SEEN = 5  # tokens of a window in a twin
 GROUP = 4  # the most query heads that read one key-value head in a twin
 SHARPNESS = 0.5  # the least of scores, over their scale by head_dim alone: under a smaller one all keys weigh alike
+BESIDE = 2  # tokens on each side of a query in a twin
+BUCKETS = 8  # of distances in a twin: with both sides, 2 on each have one distance, and 2 have several
 CLIP = 1.0  # of queries, keys and values, whose spread in a twin is about 1
 
 
@@ -43,6 +46,45 @@ class Alibi(Model):
 
     def op(self, heads: int, window: int | None) -> AlibiOp:
         return AlibiOp(heads, float(self.max_bias), window, None if self.scale in (None, 1) else float(self.scale))
+
+
+class EachSide(Model):
+    """A window to both sides."""
+
+    each_side: Annotated[Positive, AtMost(BESIDE)] = Field(
+        description="Tokens that a query sees on each side of it: keys [i - N, i + N]. Less than context."
+    )
+
+
+def _how_far(value: object) -> str:
+    return "each side" if isinstance(value, dict | EachSide) else "back"  # no word that could be a key
+
+
+Window = Annotated[
+    Annotated[Positive, Tag("back")] | Annotated[EachSide, Tag("each side")],
+    Discriminator(_how_far),
+]
+
+
+class RelativeBias(Model):
+    """A learned number for each head and bucket of distances, added to the scores. Source: Raffel et al. 2020."""
+
+    buckets: Annotated[Positive, AtMost(BUCKETS)] = Field(
+        description="Rows of the table that all layers share; half of them are for keys ahead where causal is false."
+    )
+    max_distance: Annotated[Positive, AtMost(BUCKETS)] = Field(
+        description="The distance from which all keys have the last bucket. More than the distances that have one each."
+    )
+
+    def problems(self, causal: bool) -> Iterator[Problem]:
+        side = self.buckets if causal else self.buckets // 2
+        if side < 2 or self.buckets % (1 if causal else 2):
+            expected = "2 or more" if causal else "an even number, 4 or more"
+            yield Problem(RELATIVE_BIAS, ("buckets",), "too few buckets, or not as many on each side", expected,
+                          str(self.buckets))  # fmt: skip
+        elif self.max_distance <= side // 2:
+            yield Problem(RELATIVE_BIAS, ("max_distance",), "distances of one bucket each reach further than that",
+                          f"more than {side // 2}", str(self.max_distance))  # fmt: skip
 
 
 class Attention(Part):
@@ -73,10 +115,10 @@ class Attention(Part):
     bias: Annotated[tuple[Literal["q", "k", "v", "o"], ...], Field(strict=False), NOTHING] = Field(
         default=(), description="The matrices that have a bias, of q, k, v, o. Absent, none or []: none of them."
     )
-    window: Annotated[OrNone[Positive], AtMost(SEEN)] = Field(
+    window: Annotated[OrNone[Window], AtMost(SEEN)] = Field(
         default=None,
-        description="Tokens that a query sees, itself among them: keys (i - window, i]. Less than context. "
-        "Absent or none: all before it.",
+        description="Tokens that a query sees, itself among them: keys (i - window, i]. Beside causal: false, "
+        "{each_side: N}. Less than context. Absent or none: all that causal lets it see.",
     )
     rope: Annotated[OrNone[Rope], Mark.LAST] = Field(
         default=None, description="Rotary positions of queries and keys. Absent or none: they are not turned."
@@ -84,6 +126,10 @@ class Attention(Part):
     alibi: Annotated[OrNone[Alibi], Mark.LAST] = Field(
         default=None,
         description="A number for each head times the distance of a key, taken from its score. Absent or none: none.",
+    )
+    relative_bias: OrNone[RelativeBias] = Field(
+        default=None,
+        description="A learned number for each head and how far a key is, added to its score. Absent or none: none.",
     )
     softcap: Annotated[OrNone[PositiveFloat], AtMost(SOFTCAP)] = Field(
         default=None,
@@ -208,7 +254,12 @@ class Attention(Part):
             for problem in norm.problems() if norm else ():
                 yield problem.under(key)
         yield from self._inert_problems()
-        for key in ("softcap", "alibi"):
+        for problem in self.relative_bias.problems(self.causal) if self.relative_bias else ():
+            yield problem.under("relative_bias")
+        if self.alibi and self.relative_bias:
+            yield Problem(RELATIVE_BIAS, ("relative_bias",), "alibi says how much a key counts by its distance",
+                          "one of them", also=(("alibi", ("alibi",)),))  # fmt: skip
+        for key in ("softcap", "alibi", "relative_bias"):
             if self.sinks and getattr(self, key):
                 yield Problem(SINKS, (key,), f"{key} changes scores, and no sink is defined beside it", f"no {key}",
                               also=(("sinks", ("sinks",)),))  # fmt: skip
@@ -240,15 +291,21 @@ class Attention(Part):
     def _window_problems(self, context: int) -> Iterator[Problem]:
         if self.window is None:
             return
-        if self.window >= context:
+        both = isinstance(self.window, EachSide)
+        reached = self.window.each_side if isinstance(self.window, EachSide) else self.window
+        if reached >= context:
             yield Problem(
-                WINDOW, ("window",), "a window this long hides nothing",
-                f"less than context {context}", str(self.window),
+                WINDOW, ("window", "each_side") if both else ("window",), "a window this long hides nothing",
+                f"less than context {context}", str(reached),
                 "write window: none, or leave the key out",
             )  # fmt: skip
-        if not self.causal:
-            yield Problem(WINDOW, ("window",), "a window looks back, and causal: false looks both ways", "no window",
-                          also=(("causal", ("causal",)),))  # fmt: skip
+        also = (("causal", ("causal",)),)
+        if not both and not self.causal:
+            yield Problem(WINDOW, ("window",), "a window looks back, and causal: false looks both ways",
+                          f"{{each_side: {reached}}}, or no window", also=also)  # fmt: skip
+        if both and self.causal:
+            yield Problem(WINDOW, ("window",), "each_side looks both ways, and causal attention looks back",
+                          "a number, or causal: false", also=also)  # fmt: skip
 
     def expand(self, scope: Scope, x: Value, label: str, place: Place | None) -> Value:
         a, inner = self.resolve(scope.width), Scope(scope.width)
@@ -284,7 +341,8 @@ class Attention(Part):
                 k = self._behind_rope(k, "k", place)
         if label in scope.lends:
             inner.lent[lent] = k, v
-        op = AttentionOp(heads, kv_heads, scale, self.softcap, biased=self.alibi is not None, borrowed=borrowed)
+        biased = (self.alibi or self.relative_bias) is not None
+        op = AttentionOp(heads, kv_heads, scale, self.softcap, biased=biased, borrowed=borrowed)
         sinks: tuple[Value, ...] = ()
         if self.sinks:
             op = SinkAttention(heads, kv_heads, scale, borrowed=borrowed)
@@ -312,15 +370,26 @@ class Attention(Part):
             said += ", v over the head" if self.qk_norm else ", v normed over the head"
         said += ", v made as k" if self.v_from else ""
         said += ", a norm before o" if self.sub_norm else ""
+        said += ", scores changed by distance" if self.relative_bias else ""
         return said + (", scores lowered by distance" if self.alibi else ", with a sink each" if self.sinks else "")
 
     @property
     def _mask(self) -> Shared:
-        """What a query sees, and with alibi how much each key counts."""
-        visible = Visible(self.window) if self.causal else VisibleBothWays()
-        op = self.alibi.op(self.heads, self.window) if self.alibi else visible
-        label = "bias" if self.alibi else "mask"
-        return Shared(f"{label}_{self.window}" if self.window else label, op, ("queries_at", "keys_at"))
+        """What a query sees; with alibi or a relative bias, how much each key counts."""
+        match self.window:
+            case EachSide(each_side=reached):
+                seen, suffix = VisibleBothWays(reached), f"_{reached}"
+            case None:
+                seen, suffix = Visible() if self.causal else VisibleBothWays(), ""
+            case window:
+                seen, suffix = Visible(window), f"_{window}"
+        label, op = "mask", seen
+        if self.alibi:
+            label, op = "bias", self.alibi.op(self.heads, seen.window if isinstance(seen, Visible) else None)
+        elif self.relative_bias:
+            buckets, most = self.relative_bias.buckets, self.relative_bias.max_distance
+            label, op = "relative_bias", RelativeBiasOp(self.heads, buckets, most, seen)
+        return Shared(f"{label}{suffix}", op, ("queries_at", "keys_at"))
 
     def _sizes(self, name: str) -> tuple[int, int]:
         """How many heads of q, k or v there are, and their size, of a resolved part."""

@@ -45,7 +45,7 @@ class Problem:
     hint: str = ""
     also: tuple[tuple[str, Loc], ...] = ()
 
-    def under(self, key: str) -> Problem:
+    def under(self, key: str | int) -> Problem:
         """The same problem, seen from the part that holds this one at `key`."""
         return replace(self, loc=(key, *self.loc), also=tuple((label, (key, *loc)) for label, loc in self.also))
 

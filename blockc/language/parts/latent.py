@@ -20,7 +20,8 @@ from blockc.source import Place
 ROPE, VALUE, NOPE, KV_RANK, Q_RANK = 8, 10, 12, 14, 18
 # Keys of an attention that have no meaning beside latent keys and values, or none that a model has.
 UNDEFINED = (
-    "kv_heads", "head_dim", "bias", "alibi", "softcap", "clip", "sinks", "qk_norm", "v_norm", "v_from", "kv_from",
+    "kv_heads", "head_dim", "bias", "alibi", "relative_bias", "softcap", "clip", "sinks", "qk_norm", "v_norm", "v_from",
+    "kv_from",
 )  # fmt: skip
 
 

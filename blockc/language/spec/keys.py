@@ -11,14 +11,12 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from blockc.diagnostics.meaning import EMBEDDING
-from blockc.language.parts import Attention, Mlp, Model, Norm, OrNone, Part, Positions, Problem
+from blockc.language.parts import AnyHead, Attention, Mlp, Model, Norm, OrNone, Part, Pool, Positions, Problem
 from blockc.language.parts.base import KIND, KindName, Mark
 from blockc.language.parts.numbers import Count, Positive, PositiveFloat
 from blockc.language.parts.twin import (
     LENGTH,
     SCALES,
-    SOFTCAP,
-    AtMost,
     Edits,
     LeftOut,
     OfWidth,
@@ -104,7 +102,10 @@ Factor = Annotated[
 
 
 class Embedding(Model):
-    """Order: look up, project, scale, add positions, norm. A width of its own is projected in, and out for the head."""
+    """Order: look up, project, scale, add segments and positions, norm.
+
+    A width of its own is projected in, and out for the head.
+    """
 
     scale: OrNone[Factor] = Field(
         default=None,
@@ -116,6 +117,11 @@ class Embedding(Model):
         description="Numbers of a row of the embedding, where they are not width: a matrix takes them in, "
         "another takes the stream out for the head. Absent or none: width.",
     )
+    segments: OrNone[Positive] = Field(
+        default=None,
+        description="Rows of a second table, one of which is added to each token: that of its token_type_ids, an input "
+        "of the graph, or of 1 segment that one. An integer above 0. Absent or none: no such table.",
+    )
     norm: OrNone[Norm] = Field(
         default=None,
         description="A norm of the stream before the first layer, behind the positions. Absent or none: none.",
@@ -126,27 +132,6 @@ class Embedding(Model):
             message = f"the embedding is as wide as the stream, {width}"
             hint = "leave the key out: a projection between equal widths would be a guess"
             yield Problem(EMBEDDING, ("width",), message, f"another number than {width}", str(width), hint)
-
-
-class Head(Model):
-    """Order: linear, bias, scale, softcap. A tied head is the embedding's own matrix; the bias is the head's."""
-
-    tied: bool = Field(
-        description="Whether the head is the embedding's own matrix. true or false; there is no default."
-    )
-    bias: bool | None = Field(
-        default=None,
-        description="Whether vocab numbers are added to the logits, before the softcap. Absent: false.",
-        json_schema_extra={"default": False},
-    )
-    scale: Annotated[OrNone[PositiveFloat], Within(*SCALES)] = Field(
-        default=None,
-        description="Number that the logits are multiplied by, before the softcap. A number above 0. Absent or "
-        "none: 1.",
-    )
-    softcap: Annotated[OrNone[PositiveFloat], AtMost(SOFTCAP)] = Field(
-        default=None, description="Logits become cap * tanh(logits / cap). A number above 0. Absent or none: no cap."
-    )
 
 
 class NormKeys(Norm):
@@ -342,7 +327,15 @@ class TopKeys(Model):
     embedding: OrNone[Embedding] = Field(
         default=None, description="What is done to a token's row before the first layer. Absent or none: nothing."
     )
-    head: Head = Field(description="The linear map from the stream to the logits.")
+    head: OrNone[AnyHead] = Field(
+        description="The map from the stream to the logits of the vocabulary, or of classes. none: the hidden states "
+        "of the tokens come out, and what pool makes of them."
+    )
+    pool: OrNone[Pool] = Field(
+        default=None,
+        description="One vector of all tokens, which comes out beside head: none, and which a head of classes reads. "
+        "Absent or none: none.",
+    )
     layers: OrNone[Layers] = Field(default=None, description="Layers of several kinds. Absent or none: all are alike.")
     init: OrNone[Init] = Field(default=None, description="How an untrained model starts. No effect on the function.")
     checkpoint: OrNone[LayoutName] = Field(
@@ -372,10 +365,10 @@ class Document(TopKeys, LayerKeys):
 
     @classmethod
     def key_order(cls) -> tuple[str, ...]:
-        """The parts of a layer stand before the head, its block behind it."""
+        """The parts of a layer stand before the head and the pool, its block behind them."""
         top, layer = TopKeys.key_order(), LayerKeys.key_order()
         head, block = top.index("head"), layer.index("block")
-        return (*top[:head], *layer[:block], "head", *layer[block:], *top[head + 1 :])
+        return (*top[:head], *layer[:block], "head", "pool", *layer[block:], *top[head + 2 :])
 
 
 LAYER_KEYS = frozenset(LayerKeys.model_fields)

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from blockc.diagnostics.meaning import MANY_LAYERS, NO_POSITIONS, PLACED_NONE, TWO_SCALES, TWO_WORDS
+from blockc.diagnostics.meaning import MANY_LAYERS, NO_POSITIONS, PLACED_NONE, POOL, TWO_SCALES, TWO_WORDS
 from blockc.diagnostics.words import MISSING_KEY, VERSION, VERSION_FIRST
-from blockc.language.parts import PARTS, Part
+from blockc.language.parts import PARTS, Head, Part
 from blockc.language.spec.faults import (
     describe_value,
     faulty_keys,
@@ -47,6 +47,7 @@ from blockc.source import (
 
 M = TypeVar("M", bound=BaseModel)
 Sizes = tuple[int, int]  # width and context
+SAYS_POSITION = ("rope", "alibi", "relative_bias")  # keys of attention that say where a token stands
 MAX_DEPTH = 10_000  # layers; each is laid and checked by itself, so that more would not be answered at once
 
 
@@ -140,7 +141,7 @@ def from_tree(tree: MappingNode) -> Spec:
         made = {layer.kind: layer for layer in sound}
         layers = tuple(made[name] for name in laid.names) if set(laid.names) <= set(made) else ()
         final, last = _read_final_norm(tree, layers)
-        faults += last + list(_position_faults(tree, top, layers)) + list(_embedding_faults(tree, top))
+        faults += last + [*_position_faults(tree, top, layers), *_embedding_faults(tree, top), *_end_faults(tree, top)]
     if faults or top is None:
         raise SpecFaults(_sort_findings(faults), sound, sizes)
     return Spec(top, layers, final, tree)
@@ -325,11 +326,22 @@ def _embedding_faults(tree: MappingNode, top: TopKeys) -> Iterator[Finding]:
         yield from_problem(problem, tree, ("embedding", "norm"))
 
 
+def _end_faults(tree: MappingNode, top: TopKeys) -> Iterator[Finding]:
+    """What is wrong with the head and the pool."""
+    for key, part in (("head", top.head), ("pool", top.pool)):
+        for problem in part.problems() if part else ():
+            yield from_problem(problem, tree, (key,))
+    if top.pool and isinstance(top.head, Head):
+        yield finding(POOL, key_place(tree, ("pool",)), "a head of the vocabulary reads each token, and no pool",
+                      expected="head: none, or a head of classes",
+                      others=[("the head is here", key_place(tree, ("head",)))])  # fmt: skip
+
+
 def _says_position(keys: LayerKeys) -> bool:
-    """Whether an attention of the layer has rope or alibi."""
+    """Whether an attention of the layer has rope, alibi or a relative bias."""
     attentions: list[Any] = [part.get("attention") for part in (keys.parts or {}).values() if part]
-    inherited = keys.attention is not None and (keys.attention.rope or keys.attention.alibi) is not None
-    said = ((a, word) for a in attentions if isinstance(a, dict) for word in ("rope", "alibi"))
+    inherited = keys.attention is not None and any(getattr(keys.attention, word) for word in SAYS_POSITION)
+    said = ((a, word) for a in attentions if isinstance(a, dict) for word in SAYS_POSITION)
     return inherited or any(a.get(word, "none") != "none" for a, word in said)
 
 

@@ -22,7 +22,7 @@ from blockc.language.parts.numbers import LARGEST, LARGEST_INT, SMALLEST
 from blockc.language.spec import labels
 from blockc.language.spec.classes import models_of
 from blockc.language.spec.keys import LAYER_KEYS, Document
-from blockc.language.spec.reading import MAX_DEPTH
+from blockc.language.spec.reading import MAX_DEPTH, SAYS_POSITION
 
 DIALECT = "http://json-schema.org/draft-07/schema#"  # the one that editors of YAML read best
 Json = dict[str, Any]
@@ -117,7 +117,8 @@ def _fill(made: Json) -> None:
     )
     layers["kinds"].pop("patternProperties", None)
     made["definitions"]["Layers"]["required"] = ["kinds"]
-    alone = {"Head": "tied", "Init": "std", "Learned": "type", "Sine": "type", "Alibi": "max_bias", "Rsqrt": "rsqrt"}
+    alone = {"Head": "tied", "Init": "std", "Learned": "type", "Sine": "type", "Alibi": "max_bias", "Rsqrt": "rsqrt",
+             "Classifier": "classes", "EachSide": "each_side", "Pool": "type"}  # fmt: skip
     for name, key in alone.items():
         made["definitions"][name]["required"] = [key]
     made["definitions"]["Bounds"]["minProperties"] = 1
@@ -217,7 +218,7 @@ def _whole_layers() -> Json:
     """Without kinds of layers, what the top says of a layer must be all of it."""
     parts = {key: _required(field) for key, field in Document.model_fields.items() if key in PARTS}
     placed = {"required": ["norm"], "properties": {"norm": {"type": "object", "required": ["placement"]}}}
-    ways = [{"required": ["rope"]}, {"required": ["alibi"]}]
+    ways = [{"required": [key]} for key in SAYS_POSITION]
     placing = {"properties": {"attention": {"anyOf": ways}}, "required": ["attention"]}
     return {
         "properties": {key: said for key, said in parts.items() if said},

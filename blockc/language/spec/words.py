@@ -51,12 +51,14 @@ FOREIGN = {
     "lm_head_bias": "head.bias",
     "kv_groups": "attention.kv_heads: the number of key-value heads, that is, of groups "
     "(kv_groups is read two ways in the field)",
+    "type_vocab_size": "embedding.segments", "num_labels": "head.classes",
+    "pooling_mode": "pool.type", "normalize": "pool.unit",
     "version": "blockc: 1",
 }  # fmt: skip
 
 # Refused, and said to be so. A word of two parts is reserved under that key alone.
 RESERVED = """
-    encoder decoder cross_attention conv mamba delta relative_bias streams side_inputs
+    encoder decoder cross_attention conv mamba delta streams side_inputs
     output_gate
 """.split()  # noqa: SIM905 - a table, not a list
 

@@ -1,0 +1,84 @@
+"""What model.py's forward returns, and the loss that it computes from labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from blockc.graph.contract import HIDDEN, LOGITS, POOLED, Contract
+from blockc.ir import Function, Value
+
+_WHAT = {
+    LOGITS: ("Logits of each token", "Logits of each text"),
+    HIDDEN: ("The hidden state of each token", ""),
+    POOLED: ("", "one vector of each text"),
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of Output: its name, its shape, and the variable of forward that it holds."""
+
+    name: str
+    shape: str
+    variable: str
+
+
+@dataclass(frozen=True)
+class Loss:
+    """`each`: next, of the token after each one; token, of each token; text, of each text. `score`: of one logit."""
+
+    each: Literal["next", "token", "text"]
+    score: bool
+
+    @property
+    def labels(self) -> str:
+        """What labels are, for the docstring of forward."""
+        if self.each == "next":
+            return "(B, S) are the tokens themselves"
+        if self.each == "text":
+            return "(B) are the class of each text, or 0 to 1 for a score" if self.score else "(B) are the classes"
+        wanted = "the score wanted of each token, 0 to 1" if self.score else "the token wanted at each place"
+        return f"(B, S) are {wanted}, -100 where none is"
+
+
+@dataclass(frozen=True)
+class Returned:
+    fields: tuple[Field, ...]
+    loss: Loss | None
+
+    @property
+    def doc(self) -> str:
+        """What forward gives, as a sentence without its full stop."""
+        said = [_WHAT[field.name]["S" not in field.shape] for field in self.fields]
+        return ", and ".join(said)
+
+    @property
+    def given(self) -> str:
+        """The variables, as arguments of Output."""
+        return ", ".join(field.variable for field in self.fields)
+
+    @property
+    def shapes(self) -> str:
+        return "; ".join(f"{field.name} {field.shape}" for field in self.fields)
+
+
+def returned_by(root: Function, serves: Contract, names: Mapping[Value, str]) -> Returned:
+    """`names` are the variables that hold values of the root's forward."""
+    given = dict(root.outputs)
+    held = {each.present for each in serves.held}
+    answers = {name: value for name, value in given.items() if name not in held}
+    fields = tuple(Field(name, _shape_text(name, value), names[value]) for name, value in answers.items())
+    logits = given.get(LOGITS)
+    if logits is None:
+        return Returned(fields, None)
+    each = "next" if root.causal else "token" if len(logits.type.shape) == 3 else "text"
+    return Returned(fields, Loss(each, logits.type.shape[-1].value == 1))
+
+
+def _shape_text(name: str, value: Value) -> str:
+    """The shape in words where a size has one: the vocabulary of logits."""
+    *sizes, last = value.type.shape
+    wide = "vocab" if name == LOGITS and len(sizes) == 2 else last
+    return f"({', '.join(map(str, (*sizes, wide)))})"
