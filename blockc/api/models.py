@@ -14,7 +14,7 @@ from blockc.checks.checking import find_misses
 from blockc.graph.quant import Quant, parse_quant
 from blockc.graph.quantpolicy import load_quant_policy
 from blockc.graph.shrink import shrink
-from blockc.importing import find_config, import_config_file
+from blockc.importing import find_config, import_config_file, read_modules
 from blockc.layouts import load_layout
 from blockc.pipeline.compiled import Compiled, compile_spec, compile_tree
 from blockc.report import Report, make_report
@@ -46,7 +46,7 @@ def _read_tree(path: Path) -> tuple[MappingNode, tuple[Finding, ...]]:
     config = find_config(path)
     if config is None:
         return read_tree(path), ()
-    imported = import_config_file(config)
+    imported = import_config_file(config, read_modules(path))
     return imported.tree, imported.warnings
 
 
@@ -73,7 +73,7 @@ def import_spec(path: Path | str) -> str:
 def imported_spec(path: Path | str) -> ImportedSpec:
     """The same, with the warnings of the import."""
     file = _find_config(Path(path))
-    imported = import_config_file(file)
+    imported = import_config_file(file, read_modules(Path(path)))
     model = compile_tree(imported.tree)
     if found := find_misses(model):
         raise SpecError(found)

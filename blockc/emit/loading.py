@@ -26,6 +26,7 @@ class Loading:
     tied: dict[str, str] = field(default_factory=dict[str, str])
     ignored: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
+    older: dict[str, str] = field(default_factory=dict[str, str])  # the end of a name in older files: that of today
     layers: int = 1
     integers: bool = False  # whether some tensors are integers, which keep their type
     exact: str = ""  # the last part of the names of those that stay in fp32
@@ -35,7 +36,7 @@ class Loading:
     def unprefixed(self) -> tuple[str, ...]:
         """The names that never have the prefix."""
         names = (pattern.name for pattern in (*self.names, *self.experts))
-        return tuple(name for name in (*names, *self.tied) if not name.startswith(self.prefixes))
+        return tuple(name for name in (*names, *self.tied, *self.ignored) if not name.startswith(self.prefixes))
 
 
 def plan_loading(checkpoint: str | None, function: Function) -> Loading:
@@ -60,6 +61,7 @@ def plan_loading(checkpoint: str | None, function: Function) -> Loading:
     rows = tuple(_expand_rows(others, depth))
     files = {target: row.name for row in rows for target in row.targets}
     optional = {
+        "with_new_endings": held.older,
         "with_prefix": prefixes,
         "without_tied": held.tied,
         "without_further_layers": held.beyond,
@@ -77,6 +79,7 @@ def plan_loading(checkpoint: str | None, function: Function) -> Loading:
         {name: files[owner] for name, owner in held.tied.items()},
         tuple(held.ignored),
         prefixes,
+        dict(held.older),
         depth,
         integers,
         exact,

@@ -13,7 +13,9 @@ from blockc.basics.errors import escape
 from blockc.diagnostics.importing import CONFIG_MISSING, CONFIG_VALUE, MODEL_TYPE, QUANTISED_WEIGHTS, READ_OTHERWISE
 from blockc.importing.layers import add_layers
 from blockc.importing.maps import load_map, model_types, unread_types
-from blockc.importing.values import MOST_LAYERS, ConfigReader, Names
+from blockc.importing.sentence import Modules
+from blockc.importing.sentence import read_modules as read_modules
+from blockc.importing.values import MOST_LAYERS, ConfigReader, Names, none_at
 from blockc.language.spec.keys import name_fault
 from blockc.source import (
     Entry,
@@ -36,6 +38,7 @@ QUANTISED = ("quantization_config", "compression_config")
 READ = ("fp8", "mxfp4")  # methods whose codes have scales beside them that make them floats again
 
 
+BASE = "Model"  # the end of the class without a head
 INNER = "text_config"  # under which the language model of one with towers lies
 TIED = "tie_word_embeddings"  # said around a language model, and meant of it
 
@@ -63,37 +66,46 @@ def find_config(path: Path) -> Path | None:
     return path if path.suffix == ".json" else None
 
 
-def import_config_file(path: Path) -> ImportResult:
+def import_config_file(path: Path, modules: Modules | None = None) -> ImportResult:
     """The config.json as a spec. Raises SpecError with all that is wrong, by line and column."""
-    return import_config(read_bytes(path), str(path), _name_from_path(path))
+    return import_config(read_bytes(path), str(path), _name_from_path(path), modules=modules)
 
 
-def import_config(data: bytes, file: str, name: str, lenient: bool = False) -> ImportResult:
-    return import_tree(parse_json(data, file), name, lenient)
+def import_config(
+    data: bytes, file: str, name: str, lenient: bool = False, modules: Modules | None = None
+) -> ImportResult:
+    return import_tree(parse_json(data, file), name, lenient, modules)
 
 
-def import_tree(whole: MappingNode, name: str, lenient: bool = False) -> ImportResult:
-    """The spec of a parsed config.json. `lenient` skips unknown keys whose names do not suggest an effect."""
+def import_tree(whole: MappingNode, name: str, lenient: bool = False, modules: Modules | None = None) -> ImportResult:
+    """The spec of a parsed config.json. `lenient` skips unknown keys whose names do not suggest an effect.
+
+    `modules` of a sentence-transformers folder stand in the place of the head.
+    """
     chosen = _find_language_model(whole)
     try:
-        return _import(chosen, name, lenient)
+        return _import(chosen, name, lenient, modules)
     except SpecError as error:
         here = chosen.place
         raise SpecError(f if f.place.file == here.file else replace(f, place=here) for f in error.findings) from None
 
 
-def _import(chosen: _LanguageConfig, name: str, lenient: bool) -> ImportResult:
+def _import(chosen: _LanguageConfig, name: str, lenient: bool, modules: Modules | None) -> ImportResult:
     config = chosen.config
     reading = ConfigReader(load_map(chosen.model_type), _drop_quantisation(config, chosen.faults), lenient=lenient)
     reading.faults += chosen.faults
-    spec = reading.map.spec.entries
+    case = reading.case() if modules is None else reading.map.cases.get(BASE, MappingNode({}, config.place))
+    spec = {**reading.map.spec.entries, **case.entries}
+    if modules is not None:
+        pool = Entry(modules.pool.place, modules.pool)
+        spec = {key: entry for key, entry in spec.items() if key != "head"} | {"pool": pool}
     depth = to_plain(reading.tree(spec["depth"].value)) if "depth" in spec else 0
     reading.depth = depth if isinstance(depth, int) and 0 < depth <= MOST_LAYERS else 0
     base = reading.tree(MappingNode({key: entry for key, entry in spec.items() if key != "layers"}, config.place))
     layers = reading.tree(spec["layers"].value) if "layers" in spec and reading.depth else None
     reading.close()
     assert isinstance(base, MappingNode) and (layers is None or isinstance(layers, MappingNode))
-    made = _set_places(add_layers(base, layers, reading), chosen.place)
+    made = _set_places(_with_head(add_layers(base, layers, reading), base), chosen.place)
     assert isinstance(made, MappingNode)
     first = {"blockc": ScalarNode(1, config.place, "1"), "name": ScalarNode(name, config.place, name)}
     head = {key: Entry(config.place, value) for key, value in first.items()}
@@ -103,6 +115,16 @@ def _import(chosen: _LanguageConfig, name: str, lenient: bool) -> ImportResult:
     placed = _set_places(MappingNode(whole, config.place), chosen.place)
     assert isinstance(placed, MappingNode)
     return ImportResult(tree, chosen.model_type, said, placed, reading.names, tuple(reading.skipped))
+
+
+def _with_head(made: MappingNode, base: MappingNode) -> MappingNode:
+    """The spec with its head; a model without one says so, where other keys that are none are left out."""
+    if "head" in made.entries:
+        return made
+    place = base.entries["head"].value.place if "head" in base.entries else base.place
+    entries = {**made.entries, "head": Entry(place, none_at(place))}
+    order = [*base.entries, "head"] if "head" not in base.entries else [*base.entries]
+    return MappingNode({key: entries[key] for key in dict.fromkeys((*order, *entries)) if key in entries}, made.place)
 
 
 def _set_places(tree: Tree, place: Place) -> Tree:

@@ -1,8 +1,10 @@
 """Maps: what the keys of a config.json mean, one data file a model type, read strictly.
 
-    like             instead of all others: another model type, whose map holds for this one too
+    like             another model type, whose map holds for this one too, but for what stands beside
     inner            in the place of a spec: {key: model type} of the language model that lies under a key
     spec             the spec of the model type; <key> stands for the value of a key of config.json
+    cases            the end of the class that `architectures` names: the keys of the spec that hold for that class,
+                     each instead of the same of `spec`; the first case holds where the key is absent
     absent           the value of a key that a config.json leaves out or sets to null
     if_null          the value of a key that is set to null, where that is another than the absent one's
     spelled          another name of a key: the key; of all below it too
@@ -20,8 +22,11 @@ Beside <key>, a value may be
     {has: key, then: value, else: value}                   whether a key has a value
     {times: [a, b]}, {ratio: [a, b]}, {power: [a, b]}      a b, a / b, a ^ b
     {plus: [a, b]}, {log: [a, b]}, {most: [a, b]}          a + b, ln a / ln b, the larger of the two
+    {quotient: [a, b]}                                     a / b without its rest
+    {entries: <key>}                                       how many entries an object has
     {tile: [a, b]}                                         a value for each layer, these in turn
     {every: n, last: a, others: b}                         a for each n-th layer
+    {runs_of: n, first: a, others: b}                      a for the first of each n layers
     {until: n, before: a, after: b}                        a for the first n layers
     {at: [n, m], here: a, others: b}                       a for the layers of these numbers, from 0
     {runs: [[[a, b], n]]}                                  a and b, n times
@@ -51,6 +56,7 @@ from blockc.source import (
     SequenceNode,
     SpecError,
     Tree,
+    extend,
     finding,
     parse,
     suggest,
@@ -58,7 +64,7 @@ from blockc.source import (
 )
 
 WORDS = (
-    "import", "like", "inner", "spec", "absent", "if_null", "spelled", "let", "only", "without_effect",
+    "import", "like", "inner", "spec", "cases", "absent", "if_null", "spelled", "let", "only", "without_effect",
     "read_otherwise", "noted",
 )  # fmt: skip
 # The first word of each value that is computed: the words beside it.
@@ -68,18 +74,22 @@ OPS: dict[str, tuple[str, ...]] = {
     "has": ("then", "else"),
     "times": (),
     "ratio": (),
+    "quotient": (),
     "power": (),
     "plus": (),
     "log": (),
     "most": (),
+    "entries": (),
     "tile": (),
     "every": ("last", "others"),
+    "runs_of": ("first", "others"),
     "until": ("before", "after"),
     "at": ("here", "others"),
     "runs": (),
     "joined": (),
 }
 COMMON = "_common"
+CLASS = "architectures"  # the key that names the class
 UNREAD = "layouts/unread/model-types.yaml"
 KEY = r"[A-Za-z_][A-Za-z0-9_.]*"
 _HOLE = re.compile(rf"<({KEY})>")
@@ -98,7 +108,6 @@ class Map:
     """A model type's map, with what is common to all."""
 
     spec: MappingNode
-    like: str | None = None  # another model type, whose map holds instead
     inner: tuple[str, str] | None = None  # the key of the language model's own config, and its model type
     absent: dict[str, Tree] = field(default_factory=dict[str, Tree])
     if_null: dict[str, Tree] = field(default_factory=dict[str, Tree])
@@ -108,6 +117,7 @@ class Map:
     without_effect: dict[str, str] = field(default_factory=dict[str, str])
     read_otherwise: dict[str, OtherValue] = field(default_factory=dict[str, OtherValue])
     noted: dict[str, OtherValue] = field(default_factory=dict[str, OtherValue])
+    cases: dict[str, MappingNode] = field(default_factory=dict[str, MappingNode])  # by the end of a class's name
     read: frozenset[str] = frozenset()  # the keys that the spec depends on
 
     @property
@@ -123,15 +133,15 @@ def placeholder_of(tree: Tree) -> str | None:
 
 
 def op_of(tree: MappingNode) -> str | None:
-    """The first word of a value that is computed."""
-    return next((word for word in OPS if word in tree.entries), None)
+    """The first word of a value that is computed. `from` alone is a key of the spec's pool."""
+    held = tree.entries
+    return next((word for word in OPS if word in held and (word != "from" or "is" in held)), None)
 
 
 @cache
 def load_map(model_type: str) -> Map:
     """The map of one of `model_types`."""
-    found = read_map(_read_file(model_type), read_map(_read_file(COMMON)))
-    return load_map(found.like) if found.like else found
+    return read_map(_read_file(model_type), read_map(_read_file(COMMON)))
 
 
 @cache
@@ -144,7 +154,12 @@ def unread_types() -> dict[str, str]:
 
 def _read_file(name: str) -> MappingNode:
     path = files("blockc").joinpath("layouts", "config", f"{name}.yaml")
-    return parse(path.read_bytes(), f"layouts/config/{name}.yaml")
+    tree = parse(path.read_bytes(), f"layouts/config/{name}.yaml")
+    like = tree.entries.get("like")
+    if like is None:
+        return tree
+    own = MappingNode({key: entry for key, entry in tree.entries.items() if key != "like"}, tree.place)
+    return extend(_read_file(str(to_plain(like.value))), own)
 
 
 def read_map(tree: MappingNode, common: Map | None = None) -> Map:
@@ -155,15 +170,17 @@ def read_map(tree: MappingNode, common: Map | None = None) -> Map:
     if type(version) is not int or version != 1:
         place = top["import"].value.place if "import" in top else tree.place
         raise SpecError([finding(IMPORT_MAP, place, "unknown version of the format of maps", expected="import: 1")])
-    said = {word: reader.trees(top[word].value) if word in top else {} for word in WORDS[4:]}
+    said = {word: reader.trees(top[word].value) if word in top else {} for word in WORDS[5:]}
     spec = top["spec"].value if "spec" in top else MappingNode({}, tree.place)
+    cases = reader.cases(top["cases"].value) if "cases" in top else {}
     spelled = {key: reader.text(each, "the name of a key") for key, each in said["spelled"].items()}
     otherwise = {word: reader.read_other_values(said[word]) for word in ("read_otherwise", "noted")}
     reasons = {key: reader.text(each, "why it has no effect") for key, each in said["without_effect"].items()}
     shared = common or Map(MappingNode({}, tree.place))
     absent, if_null = {**shared.absent, **said["absent"]}, {**shared.if_null, **said["if_null"]}
     let = {**shared.let, **said["let"]}
-    read = reader.find_keys(spec, let, absent, if_null)
+    whole = SequenceNode((spec, *cases.values()), tree.place)
+    read = reader.find_keys(whole, let, absent, if_null) | ({CLASS} if cases else set())
     if "spec" in top:
         besides = [each.taken for word in otherwise.values() for each in word.values()]
         told = read | reader.find_keys(SequenceNode(tuple(besides), tree.place), let, absent, if_null)
@@ -171,21 +188,18 @@ def read_map(tree: MappingNode, common: Map | None = None) -> Map:
             [(key, tree) for word in ("absent", "if_null", "let") for key, tree in said[word].items()], told
         )
     inner = reader.inner(top["inner"].value) if "inner" in top else None
-    like = reader.text(top["like"].value, "a model type") if "like" in top else None
-    if like is not None and top.keys() > {"import", "like"}:
-        reader.wrong(top["like"].key, "like stands alone", "import and like, or a map without like")
     if common is None:  # what it says of keys holds where they are read
         read |= otherwise["read_otherwise"].keys() | otherwise["noted"].keys()
     if reader.faults or not isinstance(spec, MappingNode):
         raise SpecError(dict.fromkeys(reader.faults))
     return Map(
         spec=spec,
-        like=like,
         inner=inner,
         absent=absent,
         if_null=if_null,
         spelled={**shared.spelled, **spelled},
         let=let,
+        cases=cases,
         only={**shared.only, **said["only"]},
         without_effect={**shared.without_effect, **reasons},
         read_otherwise={**_select(shared.read_otherwise, read), **otherwise["read_otherwise"]},
@@ -207,12 +221,13 @@ class _MapReader:
     def wrong(self, place: Place, message: str, expected: str, hint: str = "") -> None:
         self.faults.append(finding(IMPORT_MAP, place, message, expected=expected, hint=hint))
 
-    def mapping(self, tree: Tree, words: tuple[str, ...]) -> dict[str, Entry]:
+    def mapping(self, tree: Tree, words: tuple[str, ...] | None) -> dict[str, Entry]:
+        """The entries; where words are given, no other key stands."""
         if not isinstance(tree, MappingNode):
             self.wrong(tree.place, "not a mapping", "key: value")
             return {}
         for key, entry in tree.entries.items():
-            if key not in words:
+            if words is not None and key not in words:
                 near = suggest(key, words)
                 self.wrong(entry.key, f"unknown word {key}", ", ".join(words), f"did you mean {near}?" if near else "")
         return tree.entries
@@ -233,6 +248,15 @@ class _MapReader:
             return entries[0][0], self.text(entries[0][1], "a model type")
         self.wrong(tree.place, "not the place of one language model", "{key: model type}")
         return None
+
+    def cases(self, tree: Tree) -> dict[str, MappingNode]:
+        found: dict[str, MappingNode] = {}
+        for ending, entry in self.mapping(tree, None).items():
+            if isinstance(entry.value, MappingNode):
+                found[ending] = entry.value
+            else:
+                self.wrong(entry.value.place, "not what a class adds to the spec", "{key of the spec: value}")
+        return found
 
     def read_other_values(self, said: dict[str, Tree]) -> dict[str, OtherValue]:
         found: dict[str, OtherValue] = {}
@@ -287,7 +311,7 @@ class _MapReader:
             if missing := needed - tree.entries.keys():
                 self.wrong(tree.place, f"{word} without {', '.join(sorted(missing))}", ", ".join((word, *OPS[word])))
         for key, entry in tree.entries.items():
-            if key in ("from", "if", "has"):
+            if key == word and word in ("from", "if", "has"):
                 yield self.text(entry.value, "a key of config.json")
             elif word == "from" and key == "is":
                 yield from (each for value in self.table(entry.value) for each in self.keys(value))

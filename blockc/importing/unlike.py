@@ -13,7 +13,7 @@ from pathlib import Path
 from blockc.basics.errors import CheckpointError, shorten
 from blockc.basics.jsonfile import FileError, read_bounded
 from blockc.graph.build import build_graph
-from blockc.importing import ImportResult, import_tree, why_unknown
+from blockc.importing import ImportResult, import_tree, read_modules, why_unknown
 from blockc.importing.figures import equal_figures, figure_text, figures_by_layer, figures_of
 from blockc.importing.same import count_ops, same_function
 from blockc.ir import Fact, Function, GraphError
@@ -66,7 +66,7 @@ def read_config_beside(path: Path) -> ConfigBeside:
     if (why := why_unknown(tree)) is not None:
         return ConfigBeside(notes=(f"{escape_text(str(path))}: {why}: it was not compared with the spec",))
     try:
-        imported = import_tree(tree, "beside", lenient=True)
+        imported = import_tree(tree, "beside", lenient=True, modules=read_modules(path.parent))
         return ConfigBeside(imported, build_graph(elaborate(from_tree(imported.tree))), _notes_of(imported))
     except SpecError as error:
         return ConfigBeside(faults=tuple(f"unlike: {_one_line(each)}" for each in error.findings))

@@ -7,6 +7,7 @@ function is noted, not refused.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -14,7 +15,7 @@ from functools import cached_property
 
 from blockc.diagnostics import Code
 from blockc.diagnostics.importing import CONFIG_KEY, CONFIG_MISSING, CONFIG_NOTED, CONFIG_VALUE, READ_OTHERWISE
-from blockc.importing.maps import Map, OtherValue, op_of, placeholder_of
+from blockc.importing.maps import CLASS, Map, OtherValue, op_of, placeholder_of
 from blockc.importing.telling import may_change_function
 from blockc.source import (
     Entry,
@@ -32,6 +33,7 @@ from blockc.source import (
 from blockc.source.jsontext import is_null
 
 NONE = "none"
+_ENDING = re.compile(r"(For[A-Z]|LMHead|Model)\w*$")  # of a class's name: what it makes of the stream
 Names = dict[tuple[int, int], tuple[str, object]]
 MOST_LAYERS = 10_000  # of a list for each layer
 
@@ -151,6 +153,26 @@ class ConfigReader:
         message = f"no word of a spec stands for this {name}"
         self.wrong(CONFIG_VALUE, entry.value.place, message, " or ".join(allowed), _value_text(entry.value))
 
+    # The class
+
+    def case(self) -> MappingNode:
+        """What the class that the file names adds to the spec; a map's first case where it names none."""
+        cases, entry = self.map.cases, self.found.get(CLASS)
+        named = entry.value.items if entry is not None and isinstance(entry.value, SequenceNode) else ()
+        if not cases:
+            return MappingNode({}, self.config.place)
+        if not named:
+            return next(iter(cases.values()))
+        first = named[0]
+        ending = _ENDING.search(str(to_plain(first)))
+        if ending is not None and ending[0] in cases:
+            return cases[ending[0]]
+        self.wrong(
+            CONFIG_VALUE, first.place, "no spec is known for this class of the model type",
+            " or ".join(f"...{each}" for each in cases), _value_text(first),
+        )  # fmt: skip
+        return MappingNode({}, self.config.place)
+
     # Values
 
     def key(self, key: str) -> Tree:
@@ -209,8 +231,10 @@ class ConfigReader:
                 _, given = self._read_named(parts["has"])
                 branch = self.tree(parts["else" if is_none(given) else "then"])
                 return self._at(branch, given.place)
-            case "times" | "ratio" | "power" | "plus" | "log" | "most":
+            case "times" | "ratio" | "quotient" | "power" | "plus" | "log" | "most":
                 return self._number(word, self.tree(parts[word]))
+            case "entries":
+                return self._count(self.tree(parts[word]))
             case _:
                 return self._layers(word, {key: self.tree(part) for key, part in parts.items()}, node.place)
 
@@ -282,6 +306,12 @@ class ConfigReader:
             return none_at(place)
         return ScalarNode(value, place, repr(value))
 
+    def _count(self, tree: Tree) -> Tree:
+        if not isinstance(tree, MappingNode):
+            self.wrong(CONFIG_VALUE, tree.place, "not an object", "{key: value}", _value_text(tree))
+            return none_at(tree.place)
+        return ScalarNode(len(tree.entries), tree.place, str(len(tree.entries)))
+
     def _layers(self, word: str, parts: dict[str, Tree], place: Place) -> Tree:
         count = to_plain(parts[word])
         n = count if isinstance(count, int) and count > 0 else 0
@@ -292,6 +322,8 @@ class ConfigReader:
                 items = [items_[i % len(items_)] for i in layers]
             case "every", _ if n:
                 items = [_at_layer(parts["others" if (i + 1) % n else "last"], i) for i in layers]
+            case "runs_of", _ if n:
+                items = [_at_layer(parts["others" if i % n else "first"], i) for i in layers]
             case "until", _ if isinstance(count, int):
                 items = [_at_layer(parts["before" if i < count else "after"], i) for i in layers]
             case "at", SequenceNode() as listed:
@@ -350,6 +382,8 @@ def _arithmetic(word: str, numbers: list[Fraction]) -> int | float:
             exact = Fraction(sum(numbers))
         case "most":
             exact = max(numbers)
+        case "quotient":
+            exact = Fraction(numbers[0] // numbers[1])
         case _:
             exact = numbers[0] / numbers[1]
     return exact.numerator if exact.denominator == 1 else float(exact)

@@ -5,6 +5,8 @@
     beyond            in layers: a tensor that a layer after the last one has: what that layer is; it is dropped
     tied              a name that may be in the file: the parameter that it then equals
     ignore            a name known to be without effect: the reason
+    like              another layout, whose lines hold too; of a name in both, the line here holds, and none drops it
+    older             the end of a name in older files: what stands there now
     prefix            alternatives; the first is the one that stands in the names of the layout
 
 <i> is the layer, <p> is weight or bias. <e> is an expert: its tensor is a slice of the parameter along axis 0.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -32,13 +34,14 @@ from blockc.source import (
     SequenceNode,
     SpecError,
     Tree,
+    extend,
     finding,
     parse,
     suggest,
     to_plain,
 )
 
-WORDS = ("layout", "prefix", "tensors", "layers", "tied", "ignore")
+WORDS = ("layout", "like", "older", "prefix", "tensors", "layers", "tied", "ignore")
 HEADS = ("heads", "kv_heads")
 GROUPS = (*HEADS, "mlp_width")  # the sizes by which a file may group
 GGUF_WORDS = ("permute_rope", "plus_offset")
@@ -77,6 +80,7 @@ class Layout:
     ignored: Mapping[str, str]  # a name known to be without effect: the reason
     prefixes: tuple[str, ...]  # the first stands in the names above; a file may have another in its stead
     beyond: Mapping[str, str]  # a tensor that a layer after the last one has: what that layer is
+    older: Mapping[str, str] = field(default_factory=dict[str, str])  # the end of a name in older files: that of today
 
 
 def load_layout(name: str) -> Layout:
@@ -94,7 +98,24 @@ def _load(name: str, folder: Traversable, words: tuple[str, ...]) -> Layout:
     known = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     if name not in known:
         raise LayoutError(f"no checkpoint layout is named {name!r}; there are: {', '.join(known)}")
-    return read_layout(name, parse(folder.joinpath(f"{name}.yaml").read_bytes(), f"layouts/{name}.yaml"), words)
+    return read_layout(name, _read_file(name, folder), words)
+
+
+def _read_file(name: str, folder: Traversable) -> MappingNode:
+    tree = parse(folder.joinpath(f"{name}.yaml").read_bytes(), f"layouts/{name}.yaml")
+    like = tree.entries.get("like")
+    if like is None:
+        return tree
+    own = MappingNode({key: entry for key, entry in tree.entries.items() if key != "like"}, tree.place)
+    return _drop_none(extend(_read_file(str(to_plain(like.value)), folder), own))
+
+
+def _drop_none(tree: MappingNode) -> MappingNode:
+    """The tree without the lines that are none."""
+    kept = {key: entry for key, entry in tree.entries.items() if to_plain(entry.value) != "none"}
+    inner = {key: entry.value for key, entry in kept.items()}
+    each = {key: _drop_none(value) if isinstance(value, MappingNode) else value for key, value in inner.items()}
+    return MappingNode({key: Entry(kept[key].key, value) for key, value in each.items()}, tree.place)
 
 
 def read_layout(name: str, tree: MappingNode, words: tuple[str, ...] = ()) -> Layout:
@@ -114,9 +135,10 @@ def read_layout(name: str, tree: MappingNode, words: tuple[str, ...] = ()) -> La
     tied = dict(reader.pairs(top["tied"].value, ())) if "tied" in top else {}
     ignored = dict(reader.reasons(top["ignore"].value, "a tensor is ignored for no reason")) if "ignore" in top else {}
     prefixes = tuple(reader.words(top["prefix"].value, ())) if "prefix" in top else ()
+    older = dict(reader.pairs(top["older"].value, ())) if "older" in top else {}
     if reader.faults:
         raise SpecError(reader.faults)
-    return Layout(name, tuple(items), tied, ignored, prefixes, beyond)
+    return Layout(name, tuple(items), tied, ignored, prefixes, beyond, older)
 
 
 class _LayoutReader:

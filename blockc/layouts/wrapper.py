@@ -23,14 +23,20 @@ FILE = "layouts/wrapped/language-models.yaml"
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a file spells the names of a layout: those that begin with `old` begin with `new` there."""
+    """How a file spells the names of a layout: those that begin with `old` begin with `new` there.
+
+    Those that end with the second of a pair of `ends` end with the first.
+    """
 
     old: str = ""
     new: str = ""
     wrapped: bool = False
+    ends: tuple[tuple[str, str], ...] = ()
 
     def __call__(self, name: str) -> str:
-        return self.new + name.removeprefix(self.old) if name.startswith(self.old) else name
+        begun = self.new + name.removeprefix(self.old) if name.startswith(self.old) else name
+        end = next(((older, now) for older, now in self.ends if begun.endswith(now)), ("", ""))
+        return begun.removesuffix(end[1]) + end[0]
 
 
 class _FileModel(BaseModel):

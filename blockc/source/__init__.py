@@ -13,6 +13,7 @@ from blockc.source.tree import (
     SpecError,
     Tree,
     escape_text,
+    extend,
     find,
     finding,
     key_place,
@@ -25,6 +26,6 @@ from blockc.source.tree import (
 
 __all__ = [
     "MAX_BYTES", "PATH_SHOWN", "Entry", "Finding", "Ignore", "MappingNode", "Place", "ScalarNode", "SequenceNode",
-    "SpecError", "Tree", "escape_text", "find", "find_ignores", "finding", "key_place", "map_all", "override", "parse",
-    "read_bytes", "read_tree", "render_finding", "suggest", "to_plain", "tree_at",
+    "SpecError", "Tree", "escape_text", "extend", "find", "find_ignores", "finding", "key_place", "map_all", "override",
+    "parse", "read_bytes", "read_tree", "render_finding", "suggest", "to_plain", "tree_at",
 ]  # fmt: skip

@@ -18,14 +18,27 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 def parse_json(data: bytes, file: str) -> MappingNode:
     """The object in this text, under the limits of a spec. Raises SpecError and nothing else, whatever the text."""
+    reader, tree = _parse(data, file)
+    if not isinstance(tree, MappingNode):
+        raise reader.wrong(0, "not a JSON object")
+    return tree
+
+
+def parse_json_list(data: bytes, file: str) -> SequenceNode:
+    """The same of a list."""
+    reader, tree = _parse(data, file)
+    if not isinstance(tree, SequenceNode):
+        raise reader.wrong(0, "not a JSON list")
+    return tree
+
+
+def _parse(data: bytes, file: str) -> tuple[_JsonParser, Tree]:
     source = source_of(data, file)
     reader = _JsonParser(source)
     tree, end = reader.value(reader.skip(0), 0)
     if (end := reader.skip(end)) < len(source.text):
         raise reader.wrong(end, "text after the end of the object")
-    if not isinstance(tree, MappingNode):
-        raise reader.wrong(0, "not a JSON object")
-    return tree
+    return reader, tree
 
 
 def is_null(tree: Tree) -> bool:

@@ -179,6 +179,17 @@ def find(tree: Tree, path: tuple[str | int, ...]) -> Tree:
     return list(_walk(tree, path))[-1][1]
 
 
+def extend(below: MappingNode, above: MappingNode) -> MappingNode:
+    """The entries of both. Of a key in both, two mappings become one in the same way; else that of `above` holds."""
+    entries = dict(below.entries)
+    for key, entry in above.entries.items():
+        old = entries[key].value if key in entries else None
+        if isinstance(old, MappingNode) and isinstance(entry.value, MappingNode):
+            entry = Entry(entry.key, extend(old, entry.value))
+        entries[key] = entry
+    return MappingNode(entries, above.place)
+
+
 def tree_at(tree: Tree, path: tuple[str, ...]) -> Tree | None:
     """The tree at a path of keys, or None where there is none."""
     for step in path:

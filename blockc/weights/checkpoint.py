@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +14,7 @@ from blockc.importing.unlike import NOTHING, ConfigBeside, compare_config, read_
 from blockc.ir import Array, Function
 from blockc.layouts import Layout, load_gguf_layout
 from blockc.weights.companions import read_companions, with_config
+from blockc.weights.dense import locate_dense
 from blockc.weights.float8 import join_scales
 from blockc.weights.mxfp4 import split_mxfp4
 from blockc.weights.safetensors import FileFacts, Shape, locate_in_files, locate_tensors
@@ -51,6 +52,7 @@ class Checkpoint:
     companion_notes: tuple[str, ...] = ()
     config: ConfigBeside = NOTHING
     metadata: Metadata | None = None
+    unlinked: str = "encoded weights"  # why there are no files, where there are none
 
     def find_misfits(self, function: Function, context: int | None = None) -> list[str]:
         """A line for each figure of the checkpoint that differs from the graph."""
@@ -79,13 +81,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
         kept = {**read.companions(), **beside}
         return Checkpoint(folder, read.tensors, (), load_gguf_layout(read.architecture), kept, metadata=read.metadata)
     tensors, files = locate_tensors(path)
+    apart = locate_dense(folder) if path.is_dir() else {}
     fours, tensors, told = split_mxfp4(tensors)
     eights, coded = join_scales(tensors, folder)
     coded += told
     beside, added = with_config(folder, beside)
     config = read_config_beside(folder / "config.json")
-    whole = () if coded else tuple(files)  # a graph cannot point into codes
-    return Checkpoint(folder, {**eights, **fours}, whole, None, beside, (*added, *coded), config)
+    whole = () if coded or apart else tuple(files)  # a graph cannot point into codes, nor into other folders
+    held = Checkpoint(folder, {**eights, **fours, **apart}, whole, None, beside, (*added, *coded), config)
+    return replace(held, unlinked="weights in folders below") if apart and not coded else held
 
 
 def has_weights(folder: Path) -> bool:

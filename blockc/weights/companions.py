@@ -13,7 +13,9 @@ from blockc.basics.errors import CheckpointError
 from blockc.basics.jsonfile import FileError, dump_json, parse_json_object, read_bounded, read_json_object, reason_of
 from blockc.weights.special import CONFIG, GENERATION, TOKENIZER, TOKENS, SpecialError, complete_generation
 
-COMPANIONS = ("tokenizer.json", TOKENIZER, TOKENS, GENERATION, "chat_template.jinja")
+SENTENCE = "sentence_bert_config.json"  # the tokens after which a text is cut, of sentence-transformers
+PROMPTS = "config_sentence_transformers.json"  # what stands before a text, and how two vectors are compared
+COMPANIONS = ("tokenizer.json", TOKENIZER, TOKENS, GENERATION, "chat_template.jinja", SENTENCE, PROMPTS)
 MAX_COMPANION = 1 << 28  # bytes
 
 

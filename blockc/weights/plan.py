@@ -253,7 +253,7 @@ def plan_weights(
     notes = [*checkpoint.notes, *_note_dropped(match, checkpoint)]
     notes += [f"{name} equals {target}, which the spec ties it to: stored once" for name, target in tied]
     if mode != "pack" and not checkpoint.files:
-        mode, notes = "pack", [*notes, "encoded weights cannot be linked: packed"]
+        mode, notes = "pack", [*notes, f"{checkpoint.unlinked} cannot be linked: packed"]
     if mode is None and (stranger := _find_foreign_type(sources.values(), dtype)):
         mode, notes = "pack", [*notes, f"the checkpoint is in {stranger}, and the model computes in {dtype}: packed"]
     if mode is None and any(len(params[path].shape) > 2 and not each.linkable for path, each in sources.items()):

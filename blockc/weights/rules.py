@@ -58,6 +58,7 @@ class Patterns:
     ignored: Mapping[str, str]
     prefixes: tuple[str, ...]
     beyond: Mapping[str, str]
+    older: Mapping[str, str]
     depth: int
 
     def __iter__(self) -> Iterator[Pattern]:
@@ -67,7 +68,8 @@ class Patterns:
     def spellings(self) -> tuple[Spelling, ...]:
         """How files may spell the names: with each prefix instead of the first, or as part of a larger model."""
         own = tuple(Spelling(self.prefixes[0], prefix) for prefix in self.prefixes) or (Spelling(),)
-        return (*own, *load_wrapper().spellings)
+        older = (replace(each, ends=tuple(self.older.items())) for each in own if self.older)
+        return (*own, *older, *load_wrapper().spellings)
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
     if faults:
         raise LayoutError("\n  ".join([f"the layout {layout.name} does not fit:", *shorten(faults)]))
     depth = sum(map(len, alike.values()))
-    return Patterns(tuple(held), tied, layout.ignored, layout.prefixes, layout.beyond, depth)
+    return Patterns(tuple(held), tied, layout.ignored, layout.prefixes, layout.beyond, layout.older, depth)
 
 
 def _of_layer(name: str, i: int) -> str:

@@ -566,7 +566,6 @@ WRONG_MAPS: dict[str, tuple[str, str]] = {
     "version": ("import: 2\nspec: {width: 1}\n", "unknown version"),
     "word": ("import: 1\nspecs: {width: 1}\n", "did you mean spec?"),
     "unread": ("import: 1\nspec: {width: <a>}\nabsent: {b: 1}\n", "b is given a value, and nothing reads it"),
-    "like": ("import: 1\nlike: llama\nspec: {width: 1}\n", "like stands alone"),
     "hole": ("import: 1\nspec: {width: <a> or b}\n", "not a key of config.json"),
     "beside": ("import: 1\nspec: {width: {from: a, is: {b: 1}, other: 2}}\n", "unknown word other"),
     "without": ("import: 1\nspec: {width: {if: a}}\n", "if without then"),
@@ -591,7 +590,7 @@ def test_every_map_is_right_and_in_the_order_of_a_spec() -> None:
 
 
 def test_the_words_of_maps_are_no_words_of_specs() -> None:
-    assert not set(EVERY_KEY) & OPS.keys()
+    assert set(EVERY_KEY) & OPS.keys() <= {"from"}  # a table only where `is` stands beside it
 
 
 def compared(node: ast.AST) -> Iterator[object]:
@@ -635,7 +634,7 @@ def test_no_code_asks_for_the_name_of_a_family() -> None:
 def test_the_page_names_every_model_type_and_every_word() -> None:
     page = (ROOT / "docs" / "import.md").read_text(encoding="utf-8")
     types = page.partition("## Model types\n")[2].partition("## Maps\n")[0]
-    assert re.findall(r"`(\w+)`", types) == list(model_types())
+    assert re.findall(r"`([\w-]+)`", types) == list(model_types())
     assert all(f"`{word}`" in page for word in WORDS)
     assert all(f"`{{{word}: " in page for word in OPS)
 
