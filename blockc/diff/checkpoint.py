@@ -97,7 +97,8 @@ def compare_checkpoints(a: Side, b: Side, renamed: Renames) -> list[Change]:
 # The key that a tensor around the layers follows from, by how the tensor's name begins.
 _WRITTEN_AT = {
     "embedding_norm": "embedding.norm", "embedding": "vocab", "segments": "embedding.segments",
-    "positions": "positions", "final_norm": "norm", "transform": "head.transform", "head": "head", "dense": "pool.dense",
+    "positions": "positions", "final_norm": "norm", "transform": "head.transform", "head": "head",
+    "dense": "pool.dense",
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ WRONG = [
     ("head: {tied: true, transform: {act: «swiglu»}}\n", "head.transform.act: not a word", "gelu"),
     ("head: {tied: true, transform: {norm: {type: rms, eps: 1e-5, bias: «true»}}}\n", "an rms norm has no bias", "no"),
     ("head: none\npool: {type: mean, dense: [{norm: {type: rms, eps: 1, bias: «true»}}]}\n", "an rms norm has", "no"),
-    ("head: none\npool: {type: mean, «dense»: []}\n", "pool.dense: wrong kind of value", "1 or more"),
+    ("head: none\npool: {type: mean, «dense»: []}\n", "pool.dense: wrong kind of value", "a length of at least 1"),
     ("embedding: {segments: «0»}\n", "embedding.segments: too small", "more than 0"),
     ("attention: {heads: 2, «window»: {each_side: 3}}\n", "each_side looks both ways", "a number, or causal: false"),
     ("attention: {heads: 2, causal: false, window: «3»}\n", "a window looks back", "{each_side: 3}, or no window"),
