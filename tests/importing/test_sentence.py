@@ -77,7 +77,7 @@ def test_dense_modules_are_a_list_in_their_order(tmp_path: Path) -> None:
     for name, tensors in weights.items():
         write_safetensors(path / name / "model.safetensors", tensors)
     found = {name: tensor.shape for name, tensor in locate_dense(path).items()}
-    assert found == {"dense.0.linear.weight": (96, 32), "dense.1.linear.weight": (32, 96), "dense.1.linear.bias": (32,)}
+    assert found == {"dense_1.weight": (96, 32), "dense_2.weight": (32, 96), "dense_2.bias": (32,)}
 
 
 POOLINGS: dict[str, tuple[dict[str, Any], str]] = {
