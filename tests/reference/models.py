@@ -27,7 +27,7 @@ from blockc.source import parse
 from blockc.weights.matching import pack
 from blockc.weights.rules import group_sizes, random_parameters, rules
 from tests.paths import ROOT
-from tests.reference import decoders, inner, kin, mixtures, placed, plain, scaled
+from tests.reference import decoders, encoders, inner, kin, mixtures, placed, plain, scaled
 from tests.reference.ropes import rope
 
 SPECS = ROOT / "specs"
@@ -46,6 +46,9 @@ class Outside:
     plain: Callable[[Keys, Params], Logits] | None = None
     config: Callable[[Keys], Any] | None = None  # of transformers
     family: str = ""  # the layout of its weights; what is plain and has one reads them as a file packs them
+    kind: str = "AutoModelForCausalLM"  # the class of transformers
+    pools: bool = False  # whether the spec's pool is no part of that class
+    ready: Callable[[Keys, Any], None] | None = None  # what is changed of a model of transformers
 
     @property
     def version(self) -> str:
@@ -55,9 +58,19 @@ class Outside:
         return random_parameters(twin.function, self.seed)
 
     def logits(self, twin: Compiled) -> Logits:
+        outputs = self.outputs(twin)
+        return lambda tokens: outputs(tokens)["logits"]
+
+    def outputs(self, twin: Compiled) -> encoders.Outputs:
+        keys = resolve_spec(twin.spec)
         if self.plain is not None:
-            return self.plain(resolve_spec(twin.spec), self.packed(twin) if self.family else self.params(twin))
-        return _run(self.model(twin))
+            logits = self.plain(keys, self.packed(twin) if self.family else self.params(twin))
+            return lambda tokens: {"logits": logits(tokens)}
+        if self.kind == Outside.kind:
+            logits = _run(self.model(twin))
+            return lambda tokens: {"logits": logits(tokens)}
+        run = encoders.outputs_of(self.model(twin), keys)
+        return encoders.with_pool(run, keys, self.params(twin)) if self.pools else run
 
     def packed(self, twin: Compiled) -> dict[str, Array]:
         """The tensors of a checkpoint."""
@@ -66,7 +79,13 @@ class Outside:
     def model(self, twin: Compiled, dtype: torch.dtype = torch.float64) -> Any:
         """The model of transformers."""
         assert self.config is not None
-        return transformers_model(self.config(resolve_spec(twin.spec)), self.packed(twin), dtype)
+        keys = resolve_spec(twin.spec)
+        packed = {name: array for name, array in self.packed(twin).items() if not name.startswith("dense_")}
+        without = {"add_pooling_layer": False} if self.pools and self.kind == "BertModel" else {}
+        model = transformers_model(self.config(keys), packed, dtype, self.kind, **without)
+        if self.ready is not None:
+            self.ready(keys, model)
+        return model
 
 
 def twin(name: str) -> Compiled:
@@ -83,7 +102,9 @@ def spec_of(keys: Keys) -> Spec:
 # transformers
 
 
-def transformers_model(config: Any, packed: Params, dtype: torch.dtype = torch.float64) -> Any:
+def transformers_model(
+    config: Any, packed: Params, dtype: torch.dtype = torch.float64, kind: str = Outside.kind, **more: Any
+) -> Any:
     """The library's model, read from a checkpoint as one downloads it: nothing missing, nothing left over.
 
     Attention is eager, since sdpa leaves out Gemma's cap; experts are a loop, since the grouped form has no float64.
@@ -95,9 +116,9 @@ def transformers_model(config: Any, packed: Params, dtype: torch.dtype = torch.f
     with tempfile.TemporaryDirectory(prefix="outside-") as folder:
         save_file({n: np.asarray(a, np.float32, order="C") for n, a in packed.items()}, f"{folder}/model.safetensors")
         config.save_pretrained(folder)
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        model, info = getattr(transformers, kind).from_pretrained(
             folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager", local_files_only=True,
-            output_loading_info=True,
+            output_loading_info=True, **more,
         )  # fmt: skip
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
     return model.eval()
@@ -363,6 +384,7 @@ OUTSIDE = {
     "apertus-8b": Outside("transformers", 5e-6, seed=90, config=inner.apertus, family="apertus"),
     "baichuan-13b": Outside("numpy", 1e-11, seed=70, plain=plain.baichuan, family="baichuan"),
     "baichuan-7b": Outside("numpy", 1e-11, seed=41, plain=plain.baichuan, family="baichuan"),
+    "bert-base": Outside("transformers", 1e-11, seed=120, config=encoders.bert, family="bert", kind="BertModel"),
     "bitnet-2b": Outside("transformers", 5e-6, seed=91, config=inner.bitnet, family="bitnet"),
     "block-4x4": Outside("numpy", 1e-12, seed=1, plain=by_hand),
     "bloom-560m": Outside("transformers", 5e-6, seed=71, config=placed.bloom, family="bloom"),
@@ -372,6 +394,33 @@ OUTSIDE = {
     "command-r7b": Outside("transformers", 5e-6, seed=62, config=scaled.cohere2, family="cohere"),
     "deepseek-v2-lite": Outside("transformers", 5e-6, seed=108, config=mixtures.deepseek_v2, family="deepseek"),
     "deepseek-v3": Outside("transformers", 5e-6, seed=109, config=mixtures.deepseek_v3, family="deepseek"),
+    "distilbert-base": Outside(
+        "transformers",
+        1e-11,
+        seed=121,
+        config=encoders.distilbert,
+        family="distilbert-masked",
+        kind="DistilBertForMaskedLM",
+    ),
+    "distilbert-sst2": Outside(
+        "transformers",
+        1e-11,
+        seed=122,
+        config=encoders.distilbert,
+        family="distilbert-classes",
+        kind="DistilBertForSequenceClassification",
+    ),
+    "electra-base": Outside(
+        "transformers",
+        1e-11,
+        seed=123,
+        config=encoders.electra,
+        family="electra-discriminator",
+        kind="ElectraForPreTraining",
+    ),
+    "embeddinggemma-300m": Outside(
+        "transformers", 5e-6, seed=124, config=encoders.gemma, family="gemma3-base", kind="Gemma3TextModel", pools=True
+    ),
     "ernie4.5-0.3b": Outside("transformers", 5e-6, seed=92, config=inner.ernie, family="llama"),
     "falcon-40b": Outside("transformers", 5e-6, seed=42, config=decoders.falcon, family="falcon"),
     "falcon-7b": Outside("transformers", 5e-6, seed=43, config=decoders.falcon, family="falcon"),
@@ -396,12 +445,43 @@ OUTSIDE = {
     "llama3-8b": Outside("transformers", 5e-6, seed=6, config=llama, family="llama"),
     "llama3.1-405b": Outside("transformers", 5e-6, seed=7, config=llama, family="llama"),
     "llama3.2-1b": Outside("transformers", 5e-6, seed=10, config=llama, family="llama"),
+    "minilm-l6": Outside(
+        "transformers", 1e-11, seed=125, config=encoders.bert, family="bert", kind="BertModel", pools=True
+    ),
     "minimax-m2": Outside("transformers", 5e-6, seed=103, config=mixtures.minimax_m2, family="mixtral"),
     "minitron-4b": Outside("transformers", 5e-6, seed=84, config=kin.nemotron, family="llama"),
     "mistral-7b": Outside("transformers", 5e-6, seed=11, config=mistral, family="llama"),
     "mixtral-8x7b": Outside("transformers", 5e-6, seed=104, config=mixtures.mixtral, family="mixtral"),
+    "modernbert-base": Outside(
+        "transformers",
+        5e-6,
+        seed=126,
+        config=encoders.modernbert,
+        family="modernbert-masked",
+        kind="ModernBertForMaskedLM",
+    ),
+    "mpnet-base": Outside(
+        "transformers",
+        1e-11,
+        seed=127,
+        config=encoders.mpnet,
+        family="mpnet",
+        kind="MPNetModel",
+        ready=encoders.shorten_distances,
+    ),
     "mpt-7b": Outside("transformers", 5e-6, seed=72, config=placed.mpt, family="mpt"),
+    "ms-marco-minilm-l6": Outside(
+        "transformers",
+        1e-11,
+        seed=128,
+        config=encoders.bert,
+        family="bert-classes",
+        kind="BertForSequenceClassification",
+    ),
     "nanogpt": Outside("numpy", 1e-11, seed=49, plain=plain.nanogpt, family="nanogpt"),
+    "nomic-embed-1.5": Outside(
+        "transformers", 5e-6, seed=129, config=encoders.nomic, family="nomic-bert", kind="NomicBertModel", pools=True
+    ),
     "olmo2-7b": Outside("transformers", 5e-6, seed=14, config=olmo2, family="olmo2"),
     "olmo1.7-7b": Outside("transformers", 5e-6, seed=64, config=scaled.olmo, family="llama"),
     "olmo3-7b": Outside("transformers", 5e-6, seed=75, config=placed.olmo3, family="olmo2"),
@@ -417,6 +497,20 @@ OUTSIDE = {
     "qwen2.5-0.5b": Outside("transformers", 5e-6, seed=12, config=qwen2, family="llama"),
     "qwen3-0.6b": Outside("transformers", 5e-6, seed=15, config=qwen3, family="llama"),
     "qwen3-30b-a3b": Outside("transformers", 5e-6, seed=107, config=mixtures.qwen3_moe, family="qwen-moe"),
+    "qwen3-embedding-0.6b": Outside(
+        "transformers", 5e-6, seed=130, config=encoders.qwen3, family="llama-base", kind="Qwen3Model", pools=True
+    ),
+    "qwen3-reranker-0.6b": Outside(
+        "transformers",
+        5e-6,
+        seed=131,
+        config=encoders.qwen3,
+        family="llama-classes",
+        kind="Qwen3ForSequenceClassification",
+    ),
+    "roberta-base": Outside(
+        "transformers", 1e-11, seed=132, config=encoders.roberta, family="roberta-masked", kind="RobertaForMaskedLM"
+    ),
     "santacoder": Outside("transformers", 5e-6, seed=86, config=kin.gpt_bigcode, family="gpt-bigcode"),
     "seed-oss-36b": Outside("transformers", 5e-6, seed=85, config=kin.seed_oss, family="llama"),
     "smollm2-135m": Outside("transformers", 5e-6, seed=13, config=llama, family="llama"),
