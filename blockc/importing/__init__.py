@@ -13,7 +13,7 @@ from blockc.basics.errors import escape
 from blockc.diagnostics.importing import CONFIG_MISSING, CONFIG_VALUE, MODEL_TYPE, QUANTISED_WEIGHTS, READ_OTHERWISE
 from blockc.importing.layers import add_layers
 from blockc.importing.maps import CLASS, load_map, model_types, unread_types
-from blockc.importing.sentence import Modules
+from blockc.importing.sentence import Modules as Modules
 from blockc.importing.sentence import read_modules as read_modules
 from blockc.importing.values import MOST_LAYERS, ConfigReader, Names, none_at
 from blockc.language.spec.keys import name_fault
@@ -48,7 +48,8 @@ class ImportResult:
     """A spec's tree, the model type that it comes from, and what is to be known of it: warnings and notes by place.
 
     `whole` is the tree with all that follows from other keys; `names` are the keys of config.json, and their values, by
-    the line and column where these stand; `skipped` are the unknown keys that a lenient reading skipped.
+    the line and column where these stand; `skipped` are the unknown keys that a lenient reading skipped; `endings` are
+    those of the classes that the model type has.
     """
 
     tree: MappingNode
@@ -57,6 +58,7 @@ class ImportResult:
     whole: MappingNode
     names: Names
     skipped: tuple[str, ...]
+    endings: tuple[str, ...] = ()
 
 
 def find_config(path: Path) -> Path | None:
@@ -77,24 +79,27 @@ def import_config(
     return import_tree(parse_json(data, file), name, lenient, modules)
 
 
-def import_tree(whole: MappingNode, name: str, lenient: bool = False, modules: Modules | None = None) -> ImportResult:
+def import_tree(
+    whole: MappingNode, name: str, lenient: bool = False, modules: Modules | None = None, ending: str = ""
+) -> ImportResult:
     """The spec of a parsed config.json. `lenient` skips unknown keys whose names do not suggest an effect.
 
-    `modules` of a sentence-transformers folder stand in the place of the head.
+    `modules` of a sentence-transformers folder stand in the place of the head. `ending` is that of a class to take
+    instead of the one that the file names.
     """
     chosen = _find_language_model(whole)
     try:
-        return _import(chosen, name, lenient, modules)
+        return _import(chosen, name, lenient, modules, ending or (BASE if modules is not None else ""))
     except SpecError as error:
         here = chosen.place
         raise SpecError(f if f.place.file == here.file else replace(f, place=here) for f in error.findings) from None
 
 
-def _import(chosen: _LanguageConfig, name: str, lenient: bool, modules: Modules | None) -> ImportResult:
+def _import(chosen: _LanguageConfig, name: str, lenient: bool, modules: Modules | None, ending: str) -> ImportResult:
     config = chosen.config
     reading = ConfigReader(load_map(chosen.model_type), _drop_quantisation(config, chosen.faults), lenient=lenient)
     reading.faults += chosen.faults
-    case = reading.case() if modules is None else reading.map.cases.get(BASE, MappingNode({}, config.place))
+    case = reading.map.cases.get(ending, MappingNode({}, config.place)) if ending else reading.case()
     spec = {**reading.map.spec.entries, **case.entries}
     if modules is not None:
         pool = Entry(modules.pool.place, modules.pool)
@@ -114,7 +119,8 @@ def _import(chosen: _LanguageConfig, name: str, lenient: bool, modules: Modules 
     whole = {**base.entries, **({"layers": Entry(config.place, layers)} if layers is not None else {})}
     placed = _set_places(MappingNode(whole, config.place), chosen.place)
     assert isinstance(placed, MappingNode)
-    return ImportResult(tree, chosen.model_type, said, placed, reading.names, tuple(reading.skipped))
+    endings = tuple(reading.map.cases)
+    return ImportResult(tree, chosen.model_type, said, placed, reading.names, tuple(reading.skipped), endings)
 
 
 def _with_head(made: MappingNode, base: MappingNode) -> MappingNode:

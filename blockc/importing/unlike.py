@@ -1,24 +1,28 @@
 """The config.json that lies beside weights, compared with the function that a spec was built into.
 
 The config.json is imported and built like any other. Every figure in which the two functions differ is reported, by
-the key of config.json that it comes from.
+the key of config.json that it comes from. The class that it names is that of whoever saved the weights: a spec that
+ends otherwise is compared with the class that ends like it, and what a spec makes of hidden states with modules.json.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from blockc.basics.errors import CheckpointError, shorten
 from blockc.basics.jsonfile import FileError, read_bounded
 from blockc.graph.build import build_graph
-from blockc.importing import ImportResult, import_tree, read_modules, why_unknown
+from blockc.graph.contract import HIDDEN, IDS, LOGITS
+from blockc.importing import ImportResult, Modules, import_tree, read_modules, why_unknown
 from blockc.importing.figures import equal_figures, figure_text, figures_by_layer, figures_of
 from blockc.importing.same import count_ops, same_function
 from blockc.ir import Fact, Function, GraphError
 from blockc.language.algebra import elaborate
 from blockc.language.spec import from_tree
+from blockc.ops import Embed
 from blockc.source import Finding, MappingNode, SpecError, Tree, escape_text, render_finding, to_plain, tree_at
 from blockc.source.jsontext import parse_json
 
@@ -38,12 +42,28 @@ _FOLLOWS = ("attention.rope.dims over head_dim", "attention.rope.scaling")
 
 @dataclass(frozen=True)
 class ConfigBeside:
-    """A config.json beside weights: its import and function, or the faults of the import."""
+    """A config.json beside weights: its import and function, or the faults of the import.
+
+    `tree` is the file, and `modules` those of sentence-transformers beside it.
+    """
 
     imported: ImportResult | None = None
     function: Function | None = None
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
+    tree: MappingNode | None = None
+    modules: Modules | None = None
+
+    def readings(self) -> Iterator[tuple[ImportResult, Function]]:
+        """As the class that the file names, and as each other class of its model type that can be read."""
+        if self.imported is None or self.function is None or self.tree is None:
+            return
+        yield self.imported, self.function
+        for ending in self.imported.endings:
+            try:
+                yield _build(import_tree(self.tree, "beside", lenient=True, ending=ending))
+            except (SpecError, GraphError):
+                continue
 
 
 NOTHING = ConfigBeside()
@@ -66,12 +86,17 @@ def read_config_beside(path: Path) -> ConfigBeside:
     if (why := why_unknown(tree)) is not None:
         return ConfigBeside(notes=(f"{escape_text(str(path))}: {why}: it was not compared with the spec",))
     try:
-        imported = import_tree(tree, "beside", lenient=True, modules=read_modules(path.parent))
-        return ConfigBeside(imported, build_graph(elaborate(from_tree(imported.tree))), _notes_of(imported))
+        modules = read_modules(path.parent)
+        imported, function = _build(import_tree(tree, "beside", lenient=True, modules=modules))
+        return ConfigBeside(imported, function, _notes_of(imported), (), tree, modules)
     except SpecError as error:
         return ConfigBeside(faults=tuple(f"unlike: {_one_line(each)}" for each in error.findings))
     except GraphError as error:
         return ConfigBeside(faults=(f"unlike: {escape_text(str(path))}: {error}",))
+
+
+def _build(imported: ImportResult) -> tuple[ImportResult, Function]:
+    return imported, build_graph(elaborate(from_tree(imported.tree)))
 
 
 def _notes_of(imported: ImportResult) -> tuple[str, ...]:
@@ -99,7 +124,7 @@ def compare_config(said: ConfigBeside, function: Function, context: int | None =
     if said.imported is None or said.function is None:
         return list(said.faults)
     lines: list[str] = []
-    imported, ours = said.imported, said.function
+    imported, ours, function = _like(said, function)
     own = _context_of(imported)
     if context is not None and own is not None and context > own:
         lines.append(f"unlike: {_source_of(imported, 'context', {own})}, and the spec's context is longer: {context}")
@@ -109,6 +134,27 @@ def compare_config(said: ConfigBeside, function: Function, context: int | None =
             imported, ours, function, least
         )
     return lines
+
+
+def _like(said: ConfigBeside, function: Function) -> tuple[ImportResult, Function, Function]:
+    """(The reading of config.json that ends like the function; its function; the function) as far as all say it."""
+    readings = list(islice(said.readings(), 1))
+    if _end_of(readings[0][1]) != _end_of(function):
+        readings = [each for each in said.readings() if _end_of(each[1]) == _end_of(function)] or readings
+    same = (each for each in readings[1:] if same_function(each[1], function, 1 << 62))
+    imported, theirs = next(same, readings[0])
+    if said.modules is None and all(HIDDEN in each.output_names for each in (theirs, function)):
+        theirs, function = (replace(each, outputs=((HIDDEN, each.output(HIDDEN)),)) for each in (theirs, function))
+    return imported, theirs, function
+
+
+def _end_of(function: Function) -> Hashable:
+    """What goes out: hidden states, with a pool or without; or logits, of tokens or texts, of the vocabulary or not."""
+    if LOGITS not in function.output_names:
+        return HIDDEN
+    shape = function.output(LOGITS).type.shape
+    tables = {n.op.rows for n in function.nodes if isinstance(n.op, Embed) and n.inputs[0].node.name == IDS}
+    return len(shape), shape[-1].value in tables
 
 
 def _context_of(imported: ImportResult) -> int | None:

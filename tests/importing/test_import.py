@@ -223,7 +223,8 @@ def test_what_transformers_saves_of_a_twin_is_the_twin(name: str) -> None:
         made = MappingNode({**made.entries, "pool": twin.tree.entries["pool"]}, made.place)
     long = override(made, f"context={twin.top.context}")  # which a twin's yarn reaches beyond
     if "latent" in keys:  # whose scale a file says by m in (0.1 m ln factor + 1) ^ 2
-        assert to_plain(long)["attention"]["scale"] == pytest.approx(keys["scale"], rel=1e-9)
+        plain: Any = to_plain(long)
+        assert plain["attention"]["scale"] == pytest.approx(keys["scale"], rel=1e-9)
         long = override(long, f"attention.scale={keys['scale']!r}")
     assert meaning(from_tree(long)) == meaning(twin)
 

@@ -11,7 +11,9 @@ import pytest
 
 from blockc.basics.errors import CheckpointError
 from blockc.importing import import_config_file, read_modules
-from blockc.source import SpecError, to_plain
+from blockc.importing.unlike import compare_config, read_config_beside
+from blockc.pipeline.compiled import Compiled, compile_tree
+from blockc.source import SpecError, override, to_plain
 from blockc.weights.companions import read_companions
 from blockc.weights.dense import locate_dense
 from blockc.weights.safetensors import write_safetensors
@@ -146,3 +148,49 @@ def test_what_a_runtime_needs_is_kept_and_is_no_part_of_the_spec(tmp_path: Path)
     (path / "config_sentence_transformers.json").write_text('{"prompts": {}, "similarity_fn_name": "cosine"}')
     assert {"sentence_bert_config.json", "config_sentence_transformers.json"} <= read_companions(path).keys()
     assert said(path)["context"] == 512
+
+
+# Beside weights
+
+
+def spec_of(path: Path, *assignments: str) -> Compiled:
+    """The spec of the folder, with other keys."""
+    tree = import_config_file(path / "config.json", read_modules(path)).tree
+    for assignment in assignments:
+        tree = override(tree, assignment)
+    return compile_tree(tree)
+
+
+def unlike(path: Path, model: Compiled) -> list[str]:
+    return compare_config(read_config_beside(path / "config.json"), model.function, model.spec.top.context)
+
+
+MASKED = {"tied": True, "bias": True, "transform": {"act": "gelu", "bias": True,
+                                                    "norm": {"type": "layer", "eps": 1e-12, "bias": True}}}  # fmt: skip
+
+
+def test_a_spec_that_ends_otherwise_is_compared_with_the_class_that_ends_like_it(tmp_path: Path) -> None:
+    """config.json names the class with logits of the vocabulary: what a pool makes of hidden states it does not say."""
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
+    of_texts = ("head={classes: 2, bias: true}", "pool={type: first, dense: {act: tanh, bias: true}}")
+    for ends in (
+        ("head=none",),
+        ("head=none", "pool={type: mean, unit: true}"),
+        ("head=none", "pool={type: last, dense: {act: relu}}"),
+        of_texts,
+        ("head={classes: 2, bias: true}",),
+    ):
+        assert unlike(tmp_path, spec_of(tmp_path, *ends)) == []
+        (line,) = unlike(tmp_path, spec_of(tmp_path, *ends, "norm.eps=1e-5"))
+        assert "norm.eps" in line
+    for classes in ("head={classes: 3, bias: true}", "head={classes: 2, bias: false}"):
+        assert len(unlike(tmp_path, spec_of(tmp_path, classes, *of_texts[1:]))) == 1
+    assert len(unlike(tmp_path, spec_of(tmp_path, of_texts[0], "pool={type: mean}"))) == 1
+
+
+def test_modules_say_what_is_made_of_hidden_states(tmp_path: Path) -> None:
+    path = folder(tmp_path, [TRANSFORMER, POOLING, NORMALIZE], _1_Pooling=MEAN)
+    assert unlike(path, spec_of(path)) == []
+    for other in ("pool={type: first, unit: true}", "pool={type: mean}", "pool=none"):
+        assert len(unlike(path, spec_of(path, other))) == 1
+    assert unlike(path, spec_of(path, f"head={json.dumps(MASKED)}", "pool=none")) == []

@@ -97,9 +97,12 @@ def shorten_distances(keys: Keys, model: Any) -> None:
     """MPNet's code has 32 buckets up to 128 as defaults of its function, which a twin's are less than."""
     encoder, bias = model.encoder, keys["attention"]["relative_bias"]
     bucket = type(encoder).relative_position_bucket
-    encoder.relative_position_bucket = lambda distance, num_buckets: bucket(
-        distance, bias["buckets"], bias["max_distance"]
-    )
+
+    def of_twin(distance: torch.Tensor, num_buckets: int) -> torch.Tensor:
+        assert num_buckets == 32
+        return bucket(distance, bias["buckets"], bias["max_distance"])
+
+    encoder.relative_position_bucket = of_twin
 
 
 def distilbert(keys: Keys) -> Any:
@@ -149,7 +152,8 @@ def modernbert(keys: Keys) -> Any:
         num_attention_heads=a["heads"], intermediate_size=mlp["width"], hidden_activation=GATED[mlp["type"]],
         max_position_embeddings=keys["context"], norm_eps=norm["eps"], norm_bias=norm["bias"],
         attention_bias=bool(a["bias"]), mlp_bias=bool(mlp["bias"]), classifier_activation=PLAIN[transform["act"]],
-        local_attention=2 * local["window"]["each_side"], global_attn_every_n_layers=3,
+        local_attention=2 * local["window"]["each_side"],
+        layer_types=["sliding_attention" if i % 3 else "full_attention" for i in range(keys["depth"])],
         rope_parameters={"full_attention": _rope(a["rope"]),
                          "sliding_attention": _rope({**a["rope"], **local["rope"]})},
         tie_word_embeddings=keys["head"]["tied"], pad_token_id=0, cls_token_id=1, sep_token_id=2, **IDS,
@@ -207,7 +211,7 @@ def outputs_of(model: Any, keys: Keys) -> Outputs:
         given |= {"token_type_ids": steps * 2 // tokens.shape[1]} if segments else {}
         given |= {"position_ids": steps + offset} if offset else {}  # else it takes a token for padding
         with torch.no_grad():
-            made = model(**{key: torch.tensor(array) for key, array in given.items()})
+            made: dict[str, Any] = model(**{key: torch.tensor(array) for key, array in given.items()})
         held = {NAMES.get(key, key): value.numpy() for key, value in made.items() if torch.is_tensor(value)}
         logits = held.get("logits")
         if logits is not None and logits.shape == tokens.shape:  # one logit of each token
