@@ -5,6 +5,7 @@
     spec             the spec of the model type; <key> stands for the value of a key of config.json
     cases            the end of the class that `architectures` names: the keys of the spec that hold for that class,
                      each instead of the same of `spec`; the first case holds where the key is absent
+    left_out         the end of such a class: what of it is not read, which is a warning
     absent           the value of a key that a config.json leaves out or sets to null
     if_null          the value of a key that is set to null, where that is another than the absent one's
     spelled          another name of a key: the key; of all below it too
@@ -65,7 +66,7 @@ from blockc.source import (
 
 WORDS = (
     "import", "like", "inner", "spec", "cases", "absent", "if_null", "spelled", "let", "only", "without_effect",
-    "read_otherwise", "noted",
+    "left_out", "read_otherwise", "noted",
 )  # fmt: skip
 # The first word of each value that is computed: the words beside it.
 OPS: dict[str, tuple[str, ...]] = {
@@ -118,6 +119,7 @@ class Map:
     read_otherwise: dict[str, OtherValue] = field(default_factory=dict[str, OtherValue])
     noted: dict[str, OtherValue] = field(default_factory=dict[str, OtherValue])
     cases: dict[str, MappingNode] = field(default_factory=dict[str, MappingNode])  # by the end of a class's name
+    left_out: dict[str, str] = field(default_factory=dict[str, str])  # by the same
     read: frozenset[str] = frozenset()  # the keys that the spec depends on
 
     @property
@@ -174,6 +176,7 @@ def read_map(tree: MappingNode, common: Map | None = None) -> Map:
     cases = reader.cases(top["cases"].value) if "cases" in top else {}
     spelled = {key: reader.text(each, "the name of a key") for key, each in said["spelled"].items()}
     otherwise = {word: reader.read_other_values(said[word]) for word in ("read_otherwise", "noted")}
+    left_out = {key: reader.text(each, "what of the class is not read") for key, each in said["left_out"].items()}
     reasons = {key: reader.text(each, "why it has no effect") for key, each in said["without_effect"].items()}
     shared = common or Map(MappingNode({}, tree.place))
     absent, if_null = {**shared.absent, **said["absent"]}, {**shared.if_null, **said["if_null"]}
@@ -199,6 +202,7 @@ def read_map(tree: MappingNode, common: Map | None = None) -> Map:
         spelled={**shared.spelled, **spelled},
         let=let,
         cases=cases,
+        left_out=left_out,
         only={**shared.only, **said["only"]},
         without_effect={**shared.without_effect, **reasons},
         read_otherwise={**_select(shared.read_otherwise, read), **otherwise["read_otherwise"]},

@@ -156,7 +156,10 @@ class ConfigReader:
     # The class
 
     def case(self) -> MappingNode:
-        """What the class that the file names adds to the spec; a map's first case where it names none."""
+        """What the class that the file names adds to the spec; a map's first case where it names none.
+
+        What of the class is left out is a warning.
+        """
         cases, entry = self.map.cases, self.found.get(CLASS)
         named = entry.value.items if entry is not None and isinstance(entry.value, SequenceNode) else ()
         if not cases:
@@ -166,6 +169,9 @@ class ConfigReader:
         first = named[0]
         ending = _ENDING.search(str(to_plain(first)))
         if ending is not None and ending[0] in cases:
+            if (left := self.map.left_out.get(ending[0])) is not None:
+                message = f"of {to_plain(first)} is left out: {left}"
+                self.warnings.append(finding(READ_OTHERWISE, first.place, message))
             return cases[ending[0]]
         self.wrong(
             CONFIG_VALUE, first.place, "no spec is known for this class of the model type",

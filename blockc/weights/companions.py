@@ -1,7 +1,7 @@
 """The small files that a runtime needs beside the weights. They are untrusted, and checked as they are read.
 
 config.json is not one of them: the spec replaces it, and must agree with it. Special tokens that only config.json has
-are added to generation_config.json.
+are added to generation_config.json, and what it says of a classifier's logits becomes labels.json.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import Any
 
 from blockc.basics.errors import CheckpointError
 from blockc.basics.jsonfile import FileError, dump_json, parse_json_object, read_bounded, read_json_object, reason_of
+from blockc.weights.labels import FILE as LABELS
+from blockc.weights.labels import read_labels
 from blockc.weights.special import CONFIG, GENERATION, TOKENIZER, TOKENS, SpecialError, complete_generation
 
 SENTENCE = "sentence_bert_config.json"  # the tokens after which a text is cut, of sentence-transformers
 PROMPTS = "config_sentence_transformers.json"  # what stands before a text, and how two vectors are compared
-COMPANIONS = ("tokenizer.json", TOKENIZER, TOKENS, GENERATION, "chat_template.jinja", SENTENCE, PROMPTS)
+COMPANIONS = ("tokenizer.json", TOKENIZER, TOKENS, GENERATION, "chat_template.jinja", SENTENCE, PROMPTS, LABELS)
 MAX_COMPANION = 1 << 28  # bytes
 
 
@@ -26,16 +28,19 @@ def read_companions(folder: Path) -> dict[str, bytes]:
 
 
 def with_config(folder: Path, held: dict[str, bytes]) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """(The companions, with generation_config.json completed from config.json; a note for each change.)
+    """(The companions, with generation_config.json and labels.json completed from config.json; a note for each change.)
 
     Raises CheckpointError, also where one of the two files names an eos token that the model does not have.
     """
+    config = _read_config(folder / CONFIG)
     generation = parse_json_object(held[GENERATION], str(folder / GENERATION)) if GENERATION in held else {}
     try:
-        made, told = complete_generation(generation, _read_config(folder / CONFIG), folder)
+        made, told = complete_generation(generation, config, folder)
     except SpecialError as error:
         raise CheckpointError(str(error)) from None
-    return (held if made is None else {**held, GENERATION: dump_json(made)}), told
+    labels, left = ({}, ()) if LABELS in held else read_labels(config)
+    added = {**({GENERATION: made} if made is not None else {}), **({LABELS: labels} if labels else {})}
+    return {**held, **{name: dump_json(data) for name, data in added.items()}}, (*told, *left)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -79,3 +79,13 @@ def test_cases_are_read_strictly() -> None:
     ):
         with pytest.raises(SpecError, match=message):
             read_map(parse(f"import: 1\nspec: {{width: <w>}}\n{text}\n", "map.yaml"))
+
+
+def test_what_of_a_class_is_left_out_is_a_warning_at_its_line() -> None:
+    config = {"model_type": "bert", "architectures": ["BertForPreTraining"]}
+    made = import_config(json.dumps(config, indent=1).encode(), "config.json", "x")
+    (found,) = made.warnings
+    assert (found.code.name, found.place.line) == ("BLC708", 4)
+    assert found.message == "of BertForPreTraining is left out: the two logits of whether one text follows the other"
+    for name in model_types():
+        assert load_map(name).left_out.keys() <= load_map(name).cases.keys()
