@@ -60,8 +60,7 @@ def _keys_of_spec(spec: Spec) -> KeyValues:
     elif "norm" in base:
         base["norm"]["final"] = False
     said = dump_keys(spec.top) | base
-    if spec.top.positions is None:
-        said["positions"] = "none"
+    said |= {key: "none" for key in ("positions", "head") if getattr(spec.top, key) is None}
     if spec.top.layers is not None:
         said["layers"]["kinds"] = {
             layer.kind: _difference(base, _keys_of_layer(layer, width)) for layer in spec.distinct
