@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from blockc.graph.contract import HIDDEN, LOGITS, POOLED, Contract
+from blockc.graph.contract import HIDDEN, IDS, LOGITS, POOLED, Contract
 from blockc.ir import Function, Value
+from blockc.ops import Embed
 
 _WHAT = {
     LOGITS: ("Logits of each token", "Logits of each text"),
@@ -27,10 +28,14 @@ class Field:
 
 @dataclass(frozen=True)
 class Loss:
-    """`each`: next, of the token after each one; token, of each token; text, of each text. `score`: of one logit."""
+    """`each`: next, of the token after each one; token, of each token; text, of each text. `score`: of one logit.
+
+    `wanted` is what a label of a token is: a token of the vocabulary, or a class.
+    """
 
     each: Literal["next", "token", "text"]
     score: bool
+    wanted: Literal["token", "class"]
 
     @property
     def labels(self) -> str:
@@ -39,8 +44,8 @@ class Loss:
             return "(B, S) are the tokens themselves"
         if self.each == "text":
             return "(B) are the class of each text, or 0 to 1 for a score" if self.score else "(B) are the classes"
-        wanted = "the score wanted of each token, 0 to 1" if self.score else "the token wanted at each place"
-        return f"(B, S) are {wanted}, -100 where none is"
+        what = "score, 0 to 1," if self.score else self.wanted
+        return f"(B, S) are the {what} wanted at each place, -100 where none is"
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,14 @@ def returned_by(root: Function, serves: Contract, names: Mapping[Value, str]) ->
     if logits is None:
         return Returned(fields, None)
     each = "next" if root.causal else "token" if len(logits.type.shape) == 3 else "text"
-    return Returned(fields, Loss(each, logits.type.shape[-1].value == 1))
+    many, vocab = logits.type.shape[-1].value, _vocab_of(root)
+    return Returned(fields, Loss(each, many == 1, "token" if many == vocab else "class"))
+
+
+def _vocab_of(root: Function) -> int | None:
+    """The rows of the table that input_ids look up."""
+    tables = (n.op for n in root.nodes if n.inputs and n.inputs[0].node.name == IDS)
+    return next((op.rows for op in tables if isinstance(op, Embed)), None)
 
 
 def _shape_text(name: str, value: Value) -> str:

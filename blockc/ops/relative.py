@@ -64,7 +64,7 @@ class RelativeBias(Op):
 
     @property
     def helpers(self) -> tuple[str, ...]:
-        return (*self.seen.helpers, "relative_bias")
+        return (*self.seen.helpers, "bucketed_bias")
 
     def declares(self) -> str | None:
         causal = ", causal=True" if self.causal else ""

@@ -181,6 +181,33 @@ BUGS = (
     Bug(
         "exact GELU made tanh", "pythia-410m", "F.gelu(up)", 'F.gelu(up, approximate="tanh")', "layers.0.mlp.activated"
     ),
+    Bug(
+        "padding counted in the mean",
+        "minilm-l6",
+        "real = (attention_mask != 0).to(x.dtype)",
+        "real = torch.ones_like(attention_mask).to(x.dtype)",
+        "pool",
+        "padded right",
+    ),
+    Bug(
+        "the first column in the place of the first token",
+        "bert-base",
+        "real.argmax(dim=1)",
+        "real.argmax(dim=1) * 0",
+        "pool",
+        "padded left",
+    ),
+    Bug(
+        "one segment for all",
+        "bert-base",
+        "self.segments(token_type_ids)",
+        "self.segments(token_type_ids * 0)",
+        "segments",
+    ),
+    Bug("a window to each side off by one", "modernbert-base", ".abs() <= most", ".abs() < most", "mask_2"),
+    Bug("the buckets of the other side", "mpnet-base", "(distance > 0)", "(distance < 0)", "relative_bias"),
+    Bug("a vector that keeps its length", "minilm-l6", "F.normalize(pool, dim=-1)", "pool * 1.0", "unit"),
+    Bug("no tanh behind the pooler", "bert-base", "F.tanh(dense)", "dense * 1.0", "dense_activated"),
 )
 
 
