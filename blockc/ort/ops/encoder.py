@@ -105,12 +105,34 @@ class FlatAttention(Op):
 
 
 @dataclass(frozen=True)
+class RealKeys(Op):
+    """The attention mask in 32 bits: (B, S) -> (B, S)"""
+
+    def infer(self, *args: Type) -> tuple[Type, ...]:
+        return (Type("int32", args[0].shape),)
+
+    def numpy(self, args: Arrays, params: Arrays) -> Arrays:
+        return (args[0].astype(np.int32),)
+
+    def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
+        return [g.op("Cast", args[0], to=6)]
+
+    def tokenwise(self, *args: Type) -> TokenAxes | None:
+        return TokenAxes((1,), (1,))
+
+    @staticmethod
+    def samples() -> tuple[Sample, ...]:
+        return (Sample(RealKeys(), (np.array([[0, 0, 1, 1], [1, 1, 1, 0]]),)),)
+
+
+@dataclass(frozen=True)
 class PackedAttention(Op):
     """y = join(softmax(scale q k^T + bias) v), [q k v] = x W + b: a matrix of three, and the attention of its product
 
-    x (B, S, width), bias (B, 1 or heads, S, S) -> (B, S, heads * d). W (width, 3 * heads * d) is the transpose of the
-    joined matrices of queries, keys and values. With `apart` the node has these as they are stored, and a session joins
-    and transposes them when it opens the graph.
+    x (B, S, width) -> (B, S, heads * d). W (width, 3 * heads * d) is the transpose of the joined matrices of queries,
+    keys and values. With `apart` the node has these as they are stored, and a session joins and transposes them when it
+    opens the graph. The bias is the second operand, (B, 1 or heads, S, S); or that is a mask (B, S), `by_keys`, and the
+    bias is 0 where it is 1, and HIDDEN where it is 0.
     """
 
     width: int
@@ -119,12 +141,16 @@ class PackedAttention(Op):
     scale: float
     bias: bool = False  # whether there is a b
     apart: bool = False
+    by_keys: bool = False
     kernel = "Attention"
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         x, bias = args
         expect(x.shape[2] == dim(self.width), "the width read by attention", self.width, x.shape[2])
-        _expect_bias(bias, self.heads, x, x)
+        if self.by_keys:
+            expect(bias == Type("int32", x.shape[:2]), "the mask", Type("int32", x.shape[:2]), bias)
+        else:
+            _expect_bias(bias, self.heads, x, x)
         return (x.with_axis(2, self.heads * self.head_dim),)
 
     def params(self) -> tuple[Param, ...]:
@@ -150,7 +176,8 @@ class PackedAttention(Op):
             params = (np.concatenate(params[:3]).T, *([np.concatenate(params[3:])] if self.bias else []))
         product = args[0] @ params[0]
         q, k, v = np.split(product + params[1] if self.bias else product, 3, axis=2)
-        return (_attend(Attention(self.heads, self.heads, self.scale, biased=True), q, k, v, args[1]),)
+        bias = np.where(args[1], 0, HIDDEN)[:, None, None] if self.by_keys else args[1]
+        return (_attend(Attention(self.heads, self.heads, self.scale, biased=True), q, k, v, bias),)
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         if self.apart:
@@ -158,19 +185,21 @@ class PackedAttention(Op):
             params = (weight, *([g.op("Concat", *params[3:], axis=0)] if self.bias else []))
         x, bias = args
         weights = params if self.bias else (*params, None)
-        sizes = [self.heads * self.head_dim] * 3
+        seen = (bias,) if self.by_keys else (None, None, bias)
+        said = {"num_heads": self.heads, "qkv_hidden_sizes": [self.heads * self.head_dim] * 3}
         return [
-            g.op(
-                self.kernel, x, *weights, None, None, bias, domain=MICROSOFT, num_heads=self.heads, scale=self.scale,
-                qkv_hidden_sizes=sizes,
-            )
-        ]  # fmt: skip
+            g.op(self.kernel, x, *weights, *seen, domain=MICROSOFT, **said, scale=self.scale, mask_filter_value=HIDDEN)
+        ]
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
         op, x = PackedAttention(24, 4, 16, 0.3), rand(2, 3, 24)
         forms = (replace(op, bias=bias, apart=apart) for bias in (False, True) for apart in (False, True))
-        return tuple(Sample(form, (x, _sample_bias(heads))) for form in forms for heads in (1, 4))
+        mask = np.array([[0, 1, 1], [0, 0, 0]], np.int32)
+        return (
+            *(Sample(form, (x, _sample_bias(heads))) for form in forms for heads in (1, 4)),
+            Sample(replace(op, bias=True, by_keys=True), (x, mask)),
+        )
 
 
 def _attend(op: Attention, q: Array, k: Array, v: Array, bias: Array) -> Array:
