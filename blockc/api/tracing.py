@@ -9,7 +9,7 @@ import numpy as np
 
 from blockc.basics.errors import UsageError
 from blockc.graph import interp
-from blockc.graph.contract import IDS, MASK, POSITIONS
+from blockc.graph.contract import inputs_of_texts
 from blockc.ir import Array, Function, Value, callee_of, is_call
 from blockc.ops import Add
 from blockc.pipeline.compiled import Compiled
@@ -43,7 +43,7 @@ def trace(model: Compiled, tokens: Sequence[int], seed: int = 0) -> list[Step]:
     if bad := [t for t in tokens if not 0 <= t < model.spec.top.vocab]:
         raise UsageError(f"{bad[0]}: outside the vocabulary of {model.spec.top.vocab}", "tokens")
     ids = np.array([tokens], np.int64)
-    inputs = {IDS: ids, MASK: np.ones_like(ids), POSITIONS: np.arange(len(tokens))[None]}
+    inputs = inputs_of_texts(model.function, ids)
     wanted = list(_additions(model.function))
     seen: dict[str, Array] = {}
     interp.interpret(model.function, inputs, random_parameters(model.function, seed), seen.__setitem__)

@@ -16,7 +16,7 @@ def imported_spec_text(imported: ImportResult, model: Compiled, weighed: bool) -
     """The spec with its computed figures. `weighed`: a checkpoint's tensors were compared with them."""
     data = {key: _shorten(to_plain(entry.value)) for key, entry in imported.tree.entries.items()}
     kinds, graph = model.spec.kinds, Graph(model.function, model.decoder.kinds)
-    expect: dict[str, object] = {**known_figures(graph)}
+    expect: dict[str, object] = {key: figure for key, figure in known_figures(graph).items() if figure}
     expect |= {"context": model.spec.top.context} if is_beyond_scaling(model) else {}
     data["expect"] = {**expect, **({"layers": kinds} if len(kinds) > 1 else {})}
     by = "as the checkpoint's tensors have them" if weighed else "as computed from these sizes"

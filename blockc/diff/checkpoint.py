@@ -94,6 +94,14 @@ def compare_checkpoints(a: Side, b: Side, renamed: Renames) -> list[Change]:
     return changes
 
 
+# The key that a tensor around the layers follows from, by how the tensor's name begins.
+_WRITTEN_AT = {
+    "embedding_norm": "embedding.norm", "embedding": "vocab", "segments": "embedding.segments",
+    "positions": "positions", "final_norm": "norm", "transform": "head.transform", "head": "head",
+    "dense": "pool.dense",
+}  # fmt: skip
+
+
 class _TensorComparison:
     def __init__(self, a: Side, b: Side, renamed: Renames, left: Mapping[str, Rule], right: Mapping[str, Rule]) -> None:
         self.a, self.b, self.renamed, self.left, self.right = a, b, renamed, left, right
@@ -170,7 +178,7 @@ class _TensorComparison:
 
     def _of_root(self, label: str) -> list[Key]:
         """The model's keys for a tensor outside the layers, the closest first."""
-        near = {"embedding": "vocab", "head": "head", "positions": "positions", "final_norm": "norm"}.get(label, "")
+        near = next((key for start, key in _WRITTEN_AT.items() if label.startswith(start)), "")
         return sorted(self.top, key=lambda key: not key.name.startswith(near))
 
     def part(self, i: int, label: str) -> list[Key]:

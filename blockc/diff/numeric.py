@@ -81,7 +81,7 @@ def _root_changes(a: Side, b: Side) -> Iterator[tuple[Change, str]]:
         return
     scales = [side.model.decoder.scale for side in (a, b)]
     spots = {"embedding.scale": "embedding", "embedding.norm": "embedding_norm", "positions": "positions",
-             "head.softcap": "head"}  # fmt: skip
+             "head.softcap": "head", "pool": "pool"}  # fmt: skip
     spots = {key: spot for key, spot in spots.items() if key != "embedding.scale" or scales[0] != scales[1]}
     if {side.model.decoder.positions and side.model.decoder.positions.type for side in (a, b)} <= {None, "learned"}:
         del spots["positions"]  # a table, which CHECKPOINT reports

@@ -20,6 +20,13 @@ def compare_io(a: Side, b: Side) -> list[Change]:
     )
 
 
+# The keys that an input or an output follows from.
+_WRITTEN_AT = {
+    "logits": ("head.classes", "head", "vocab"), "hidden": ("head",), "pooled": ("pool.type", "pool", "head"),
+    "token_type_ids": ("embedding.segments", "embedding"),
+}  # fmt: skip
+
+
 class Ports:
     """The keys that set the shapes of inputs and outputs."""
 
@@ -34,7 +41,7 @@ class Ports:
 
     def place(self, port: str) -> Place | None:
         of_states = ("causal", "kv_rank", "rope_dim", "latent", "kv_heads", "head_dim", "heads", "depth", "width")
-        wishes = ("vocab",) if port == "logits" else of_states
+        wishes = _WRITTEN_AT.get(port, of_states)
         keys = (self.parts.get(wish) or self.top.get(wish) for wish in wishes)
         return next((key.place for key in keys if key and key.is_written), None)
 

@@ -20,7 +20,7 @@ from blockc.source import Place, key_place, tree_at
 from blockc.weights.rules import Rule, group_sizes, rules
 
 KeyPath = tuple[str, ...]
-TOP = ("vocab", "width", "context", "embedding", "positions", "head")  # keys of the model as a whole
+TOP = ("vocab", "width", "context", "embedding", "positions", "head", "pool")  # keys of the model as a whole
 
 
 @dataclass(frozen=True, eq=False)

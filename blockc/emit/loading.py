@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -9,7 +10,7 @@ from itertools import pairwise
 from blockc.basics.floats import INTEGERS
 from blockc.ir import Function, is_call, parameters_of
 from blockc.layouts import load_layout
-from blockc.weights.rules import Pattern, Patterns, group_sizes, patterns
+from blockc.weights.rules import DENSE, Pattern, Patterns, group_sizes, patterns
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Loading:
     layers: int = 1
     integers: bool = False  # whether some tensors are integers, which keep their type
     exact: str = ""  # the last part of the names of those that stay in fp32
+    modules: bool = False  # whether Dense modules of sentence-transformers may hold some, in folders below
     template: str = "torch/load.j2"
 
     @property
@@ -44,12 +46,20 @@ def plan_loading(checkpoint: str | None, function: Function) -> Loading:
     params = parameters_of(function).values()
     integers = any(param.dtype in INTEGERS for param in params)
     exact = next((param.name.rpartition(".")[2] for param in params if param.dtype == "float32"), "")
+    modules = any(re.fullmatch(DENSE, param.name) for param in params)
     if checkpoint is None:
         tied = dict(ties_of(function))
-        optional = {"without_tied": tied, "moved": exact}
+        optional = {"dense_modules": modules, "without_tied": tied, "moved": exact}
         helpers = ("open_tensors", *(helper for helper, wanted in optional.items() if wanted), "renamed")
         return Loading(
-            "own", "", helpers, "under the names of its parameters", tied=tied, integers=integers, exact=exact
+            "own",
+            "",
+            helpers,
+            "under the names of its parameters",
+            tied=tied,
+            integers=integers,
+            exact=exact,
+            modules=modules,
         )
     depth = sum(is_call(n) for n in function.nodes)
     held = patterns(load_layout(checkpoint), function, group_sizes(function))
@@ -61,6 +71,7 @@ def plan_loading(checkpoint: str | None, function: Function) -> Loading:
     rows = tuple(_expand_rows(others, depth))
     files = {target: row.name for row in rows for target in row.targets}
     optional = {
+        "dense_modules": modules,
         "with_new_endings": held.older,
         "with_prefix": prefixes,
         "without_tied": held.tied,
@@ -83,6 +94,7 @@ def plan_loading(checkpoint: str | None, function: Function) -> Loading:
         depth,
         integers,
         exact,
+        modules,
     )
 
 

@@ -19,7 +19,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from blockc.ir import B, Dtype, Function, Input, M, Node, P, Sides, Type, Value, functions_of, is_past, parse_at_most
+import numpy as np
+
+from blockc.ir import (
+    Array,
+    B,
+    Dtype,
+    Function,
+    Input,
+    M,
+    Node,
+    P,
+    Sides,
+    Type,
+    Value,
+    functions_of,
+    is_past,
+    parse_at_most,
+)
 
 IDS, MASK, POSITIONS, WHERE = "input_ids", "attention_mask", "position_ids", "write_indices"
 SEGMENTS = "token_type_ids"
@@ -148,6 +165,16 @@ class Contract:
     def forgets(self) -> bool:
         """Whether a row's last tokens can be forgotten: all states grow in place, so later tokens are written there."""
         return all(held.in_place and held.grows is not None for held in self.held)
+
+
+def inputs_of_texts(function: Function, ids: Array, first: int = 0) -> dict[str, Array]:
+    """The inputs of a function without a cache for whole texts (B, S) without padding, all in the first segment.
+
+    `first` is the position of their first token.
+    """
+    places = np.broadcast_to(first + np.arange(ids.shape[1]), ids.shape)
+    every = {IDS: ids, MASK: np.ones_like(ids), POSITIONS: places, SEGMENTS: np.zeros_like(ids)}
+    return {n.name: every[n.name] for n in function.inputs}
 
 
 def contract_of(function: Function) -> Contract:

@@ -12,7 +12,7 @@ from pathlib import Path
 from blockc.basics.errors import escape
 from blockc.diagnostics.importing import CONFIG_MISSING, CONFIG_VALUE, MODEL_TYPE, QUANTISED_WEIGHTS, READ_OTHERWISE
 from blockc.importing.layers import add_layers
-from blockc.importing.maps import load_map, model_types, unread_types
+from blockc.importing.maps import CLASS, load_map, model_types, unread_types
 from blockc.importing.sentence import Modules
 from blockc.importing.sentence import read_modules as read_modules
 from blockc.importing.values import MOST_LAYERS, ConfigReader, Names, none_at
@@ -194,7 +194,12 @@ def _find_ignored_keys(chosen: _LanguageConfig, reading: ConfigReader) -> list[F
     """Keys of the language model that stand around it and say otherwise: they are those of another tower."""
     found: list[Finding] = []
     for name, entry in chosen.around.entries.items() if chosen.around is not None else ():
-        if name not in reading.map.read or name == TIED or isinstance(entry.value, MappingNode) or is_null(entry.value):
+        if (
+            name not in reading.map.read
+            or name in (TIED, CLASS)
+            or isinstance(entry.value, MappingNode)
+            or is_null(entry.value)
+        ):
             continue
         taken = to_plain(reading.key(name))
         if taken != to_plain(entry.value):

@@ -133,9 +133,8 @@ def placeholder_of(tree: Tree) -> str | None:
 
 
 def op_of(tree: MappingNode) -> str | None:
-    """The first word of a value that is computed. `from` alone is a key of the spec's pool."""
-    held = tree.entries
-    return next((word for word in OPS if word in held and (word != "from" or "is" in held)), None)
+    """The first word of a value that is computed."""
+    return next((word for word in OPS if word in tree.entries), None)
 
 
 @cache

@@ -1,7 +1,7 @@
 """The modules of a sentence-transformers folder, which stand behind the model: pool, dense layers, unit length.
 
     modules.json               [Transformer, Pooling, Dense ..., Normalize], each with the folder of its own files
-    1_Pooling/config.json      which tokens the vector is of: the spec's pool.from
+    1_Pooling/config.json      which tokens the vector is of: the spec's pool.type
     2_Dense/config.json        size and activation of a matrix, whose weights lie beside it
 
 They are the spec's `pool`, in the place of the head. Dense layers are a list, even a single one: the parameter `dense`
@@ -34,7 +34,7 @@ from blockc.source.jsontext import parse_json, parse_json_list
 MODULES = "modules.json"
 CONFIG = "config.json"
 # By pooling_mode, and by the older keys that are true or false, in the order in which these are joined.
-_FROM = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+_TYPES = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 _MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -85,7 +85,7 @@ class _Reader:
             self.wrong(listed.place, "an order of modules that no spec says",
                        "Transformer, Pooling, any Dense, Normalize", ", ".join(kinds))  # fmt: skip
         at = listed.place
-        entries = {"from": ScalarNode("mean", at, "mean")}
+        entries = {"type": ScalarNode("mean", at, "mean")}
         pool: dict[str, Tree] = {**entries}
         dense: list[tuple[MappingNode, Path]] = []
         stream: object = None
@@ -94,7 +94,7 @@ class _Reader:
                 self.wrong(place, f"the model lies in a folder of its own, {path}",
                            "beside modules.json, where sentence-transformers saves it")  # fmt: skip
             elif kind == "Pooling":
-                pool["from"] = self.pooling(self.config(path, place))
+                pool["type"] = self.pooling(self.config(path, place))
             elif kind == "Dense":
                 config = self.config(path, place)
                 stream = self.plain(config, "in_features", None) if stream is None else stream
@@ -150,7 +150,7 @@ class _Reader:
                 self.faults.append(finding(CONFIG_KEY, entry.key, f"unknown key {key}", hint=hint))
 
     def pooling(self, config: MappingNode) -> ScalarNode:
-        """The word of pool.from."""
+        """The word of pool.type."""
         self.known(config, "pooling_mode", "include_prompt", *_MODES, *_IDLE)
         self.only(config, "include_prompt", True, "no word of a spec leaves out the tokens of a prompt")
         entry = config.entries.get("pooling_mode")
@@ -160,11 +160,11 @@ class _Reader:
         if entry is None:
             on = {key: mode for key, mode in _MODES.items() if self.plain(config, key, False) is True}
             modes = list(on.values()) or ["mean"]
-            place = next((config.entries[key].key for key, mode in on.items() if mode not in _FROM), place)
-        word = _FROM.get(str(modes[0]))
+            place = next((config.entries[key].key for key, mode in on.items() if mode not in _TYPES), place)
+        word = _TYPES.get(str(modes[0]))
         if word is None or len(modes) > 1:
             joined = " and ".join(map(str, modes))
-            self.wrong(place, f"no word of a spec stands for pooling by {joined}", f"one of {', '.join(_FROM)}")
+            self.wrong(place, f"no word of a spec stands for pooling by {joined}", f"one of {', '.join(_TYPES)}")
             word = "mean"
         return ScalarNode(word, place, word)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockc.graph import interp
-from blockc.graph.contract import IDS, MASK, POSITIONS
+from blockc.graph.contract import inputs_of_texts
 from blockc.ir import Array, Function, Node, Param, inline
 from blockc.ops import Route
 from blockc.proof.cases import Case
@@ -94,9 +94,7 @@ def _values_of(
             if name == wanted:
                 seen[name] = array
 
-        ids = tokens[None]
-        inputs = {IDS: ids, MASK: np.ones_like(ids), POSITIONS: first + np.arange(len(tokens))[None]}
-        interp.interpret(flat, inputs, params, watch)
+        interp.interpret(flat, inputs_of_texts(flat, tokens[None], first), params, watch)
         found.append(seen[wanted][0])
     return found
 

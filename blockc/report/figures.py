@@ -64,6 +64,7 @@ class Flops:
     train_per_token: int
     attention_share: float  # of the matmuls
     crossover: int | None  # the shortest context at which attention costs as much as the matmuls
+    matmul_per_text: int = 0  # of one vector of all tokens: behind a pool
 
 
 def count_parameters(graph: Graph) -> Parameters:
@@ -133,20 +134,31 @@ def _count_around_layers(root: Function) -> tuple[dict[str, int], dict[str, int]
 def count_flops(graph: Graph, context: int) -> Flops:
     """A token's matmuls do not grow with the context; its attention costs so much a key, maybe less in a prefill.
 
-    A model is trained on whole sequences, and the figure is that of the last token there.
+    A model is trained on whole sequences, and the figure is that of the last token there. What reads a pooled vector
+    is counted once for a text, not for a token.
     """
-    matmul = sum(graph.times(n.name) * _matmul_flops(n) for n in graph.flat.nodes)
+    of_tokens = [n for n in graph.flat.nodes if not _is_of_text(n)]
+    matmul = sum(graph.times(n.name) * _matmul_flops(n) for n in of_tokens)
+    once = sum(_matmul_flops(n) for n in graph.flat.nodes if _is_of_text(n))
     attention = sum(times * s.pair_flops * s.keys(context) for s, times in graph.scores.items())
     whole = sum(times * s.whole_flops * s.keys(context) for s, times in graph.scores.items())
     return Flops(
         matmul_per_token=matmul,
         attention_per_token=attention,
         per_token=matmul + attention,
-        prefill=context * matmul + sum(times * s.whole_flops * s.pairs(context) for s, times in graph.scores.items()),
+        prefill=context * matmul
+        + sum(times * s.whole_flops * s.pairs(context) for s, times in graph.scores.items())
+        + once,
         train_per_token=3 * (matmul + whole),  # the backward pass costs twice the forward pass
         attention_share=attention / matmul,
         crossover=crossover_context(graph.scores, matmul),
+        matmul_per_text=once,
     )
+
+
+def _is_of_text(n: Node) -> bool:
+    """Whether a node reads one vector of a text: (B, width), without tokens."""
+    return bool(n.inputs) and n.inputs[0].type.dtype == "float" and len(n.inputs[0].type.shape) == 2
 
 
 def _matmul_flops(n: Node) -> int:

@@ -41,12 +41,13 @@ class Scores:
     sees: Literal["past", "all"]
 
     def keys(self, tokens: int) -> int:
-        """Keys that the last of `tokens` tokens sees."""
+        """Keys that the last of `tokens` tokens sees, or with windows to each side one in the middle."""
         return tokens if self.window is None else min(tokens, self.window)
 
     def pairs(self, tokens: int) -> int:
         """Pairs of query and key that count: sum of min(i, window) for i = 1..tokens; as many again ahead."""
-        near = self.keys(tokens)
+        reached = self.window if self.sees == "past" or self.window is None else self.window // 2 + 1
+        near = tokens if reached is None else min(tokens, reached)
         back = near * (near + 1) // 2 + (tokens - near) * near
         return 2 * back - tokens if self.sees == "all" else back
 
@@ -160,7 +161,7 @@ def is_norm(n: Node) -> bool:
 def mask_of(n: Node) -> tuple[int | None, Literal["past", "all"]]:
     """The window of the mask that an attention reads, and whether it looks back only.
 
-    A window to each side is that of what lies back, the token among it.
+    A window to each side is of all that a token sees, itself among it.
     """
     mask = next(v.node.op for v in n.inputs if v.type.dtype == "bool" or isinstance(v.node.op, Alibi | RelativeBias))
     if isinstance(mask, RelativeBias):
@@ -169,7 +170,7 @@ def mask_of(n: Node) -> tuple[int | None, Literal["past", "all"]]:
         case Visible(window) | Alibi(window=window):
             return window, "past"
         case VisibleBothWays(each_side):
-            return None if each_side is None else each_side + 1, "all"
+            return None if each_side is None else 2 * each_side + 1, "all"
         case _:
             raise NotImplementedError(f"{n.name} reads a mask made by {mask.name}, of which no reach is known")
 

@@ -169,12 +169,16 @@ def _flops_text(report: Report) -> str:
     lines = [
         ("matmuls", f.matmul_per_token, "2 an entry of each matrix; head in, look-up out"),
         ("attention", f.attention_per_token, f"{f.attention_share:.1%} of the matmuls; {reached}"),
-        ("one token", f.per_token, f"the last one of {context}"),
-        ("prefill", f.prefill, f"{context} tokens, each with all that it sees"),
+        ("one token", f.per_token, f"the last one of {context}" if report.generates else f"one of {context}"),
+        *([("a text's vector", f.matmul_per_text, "the matrices behind the pool")] if f.matmul_per_text else []),
+        ("prefill" if report.generates else "a text", f.prefill, f"{context} tokens, each with all that it sees"),
         ("training", f.train_per_token, f"a token, there and back: 3 times{latents}"),
     ]
     shown = [(name, f"{n:,}", _unit(n, "FLOP", 1000), note) for name, n, note in lines]
     return _section(f"FLOPs at a context of {context}", shown, "<>><")
+
+
+_ANEW = "every layer computes all tokens anew"
 
 
 def _memory_text(report: Report) -> str:
@@ -184,15 +188,16 @@ def _memory_text(report: Report) -> str:
     kept = f"{cache.bytes_per_token:,} a token{a_layer}; {_ratio_text(m.kv_cache, m.weights)} the weights"
     lines = [
         ("weights", m.weights, _devices_text(report)),
-        ("cache", m.kv_cache, kept if m.kv_cache else "every layer computes all tokens anew"),
+        *([("cache", m.kv_cache, kept if m.kv_cache else _ANEW)] if report.generates else []),
     ]
     if cache.bytes.ring_buffer != cache.bytes.kept_by_graph:
         lines.append(("  in ring buffers", cache.bytes.ring_buffer, "no more than each window; the graph keeps all"))
+    given = "of every token of a prefill" if report.generates else "what comes out"
     scores = f"attention not fused: {format_size(activations.scores_materialised)} of scores"
     lines += [
         ("activations", activations.peak, f"attention fused; peak at {activations.peak_at}"),
         ("  with scores", activations.peak_materialised, scores),
-        ("logits", activations.logits, "of every token of a prefill"),
+        (" and ".join(report.outputs), activations.logits, given),
     ]
     shown = [(name, f"{n:,}", format_size(n), format_binary_size(n), note) for name, n, note in lines]
     title = f"Memory: bytes in {report.dtype} at a context of {report.context:,} and batch {report.batch:,}"

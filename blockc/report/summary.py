@@ -47,6 +47,8 @@ class Report:
     memory: Memory
     matrices: tuple[Block, ...]
     storage: Storage | None = None  # of quantised weights
+    outputs: tuple[str, ...] = ("logits",)
+    generates: bool = True  # whether it gives the logits of a next token, and keeps a cache
 
     def __repr__(self) -> str:
         held = f"{self.parameters.total:,} parameters, {self.memory.weights:,} bytes in {self.dtype}"
@@ -111,6 +113,8 @@ def make_report(
         ),
         matrices=blocks_of(graph),
         storage=storage,
+        outputs=function.output_names,
+        generates=function.causal,
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from blockc.basics.progress import Progress, no_progress
 from blockc.graph import interp
-from blockc.graph.contract import IDS, MASK, POSITIONS
+from blockc.graph.contract import IDS, inputs_of_texts
 from blockc.ir import Array, Function, Node, ancestors_of, inline
 from blockc.ops import Embed, Linear
 from blockc.weights.streamed import stream_experts
@@ -69,8 +69,7 @@ def calibrate(
     params = _Read(read, {table.params[0].name: held})
     for row in texts:
         ids, places = places[: row.size].reshape(row.shape), places[row.size :]
-        given = {IDS: ids, MASK: np.ones_like(ids), POSITIONS: np.arange(row.size)[None]}
-        interp.interpret(cut, {n.name: given[n.name] for n in cut.inputs}, params, watch, np.float32)
+        interp.interpret(cut, inputs_of_texts(cut, ids), params, watch, np.float32)
         tokens += row.size
     return {path: squares / tokens for path, squares in found.items()}
 

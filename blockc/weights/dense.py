@@ -1,6 +1,7 @@
 """The Dense modules of a sentence-transformers folder: tensors of files of their own, in folders below.
 
-linear.weight of the n-th module's model.safetensors is dense.n.linear.weight, counted from 0 in modules.json's order
+linear.weight of the n-th module's model.safetensors is the parameter dense_n.weight, counted from 1 in the order of
+modules.json. No layout names them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ FILE = "model.safetensors"
 
 
 def locate_dense(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of all Dense modules by these names; none where no modules.json lies in the folder.
+    """The tensors of all Dense modules by parameter; none where no modules.json lies in the folder.
 
     Raises CheckpointError, also where modules.json says what no spec can say.
     """
@@ -26,7 +27,7 @@ def locate_dense(folder: Path) -> dict[str, StoredTensor]:
         first = render_finding(error.findings[0]).splitlines()[0]
         raise CheckpointError(f"the modules of sentence-transformers cannot be read: {first}") from None
     found: dict[str, StoredTensor] = {}
-    for number, path in enumerate(modules.dense if modules is not None else ()):
+    for number, path in enumerate(modules.dense if modules is not None else (), 1):
         tensors, _ = locate_in_files([path / FILE])
-        found |= {f"dense.{number}.{name}": tensor for name, tensor in tensors.items()}
+        found |= {f"dense_{number}.{name.removeprefix('linear.')}": tensor for name, tensor in tensors.items()}
     return found

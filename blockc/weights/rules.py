@@ -10,6 +10,7 @@ their own, one for each expert.
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ from blockc.layouts.wrapper import Spelling, load_wrapper
 from blockc.ops import Attention, Experts, LatentAttention, Rotary, RotaryInterleaved
 
 Shape = tuple[int, ...]
+DENSE = r"dense_\d+\.(weight|bias)"  # of a list `pool.dense`
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,7 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
             faults.extend([*misfit, *unlike])
             joined, permuted = (groups, 0) if permuted_by is None else (1, groups)
             held.append(Pattern(item.name, item.targets, joined, item.axis, item.transpose, where, permuted, plus))
+    held += _dense_modules(held, params)
     names, covered = _count_names(held)
     twice = [name for counted in (names, covered) for name, n in counted.items() if n > 1]
     faults.extend(f"two lines of the layout hold for {name}" for name in twice)
@@ -199,6 +202,13 @@ def patterns(layout: Layout, function: Function, sizes: Mapping[str, int]) -> Pa
         raise LayoutError("\n  ".join([f"the layout {layout.name} does not fit:", *shorten(faults)]))
     depth = sum(map(len, alike.values()))
     return Patterns(tuple(held), tied, layout.ignored, layout.prefixes, layout.beyond, layout.older, depth)
+
+
+def _dense_modules(held: Iterable[Pattern], params: Mapping[str, Param]) -> Iterator[Pattern]:
+    """What the Dense modules of sentence-transformers hold, in files of their own, whatever the layout."""
+    named = {target for pattern in held for target in pattern.targets}
+    own = (path for path in params if re.fullmatch(DENSE, path) and path not in named)
+    yield from (Pattern(path, (path,), 1, 0, False, ()) for path in own)
 
 
 def _of_layer(name: str, i: int) -> str:

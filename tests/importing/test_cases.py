@@ -12,8 +12,8 @@ from blockc.importing.maps import load_map, model_types, read_map
 from blockc.layouts import load_layout
 from blockc.source import SpecError, parse, to_plain
 
-POOLER = {"from": "first", "dense": {"act": "tanh", "bias": True}}
-GELU = {"from": "first", "dense": {"act": "gelu", "bias": True}}
+POOLER = {"type": "first", "dense": {"act": "tanh", "bias": True}}
+GELU = {"type": "first", "dense": {"act": "gelu", "bias": True}}
 CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "BertModel": ({"model_type": "bert"}, "none", POOLER),
     "BertForSequenceClassification": ({"model_type": "bert"}, {"classes": 2, "bias": True}, POOLER),
@@ -22,7 +22,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
         {"model_type": "xlm-roberta", "id2label": {"0": "LABEL_0"}}, {"classes": 1, "bias": True}, POOLER),
     "DistilBertForSequenceClassification": (
         {"model_type": "distilbert"}, {"classes": 2, "bias": True},
-        {"from": "first", "dense": {"act": "relu", "bias": True}}),
+        {"type": "first", "dense": {"act": "relu", "bias": True}}),
     "ElectraForPreTraining": (
         {"model_type": "electra", "embedding_size": 256},
         {"classes": 1, "bias": True, "transform": {"act": "gelu", "bias": True}}, None),
@@ -31,7 +31,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "Qwen3ForCausalLM": ({"model_type": "qwen3"}, {"tied": False}, None),
     "Qwen3Model": ({"model_type": "qwen3"}, "none", None),
     "Qwen3ForSequenceClassification": (
-        {"model_type": "qwen3", "num_labels": 1}, {"classes": 1, "bias": False}, {"from": "last"}),
+        {"model_type": "qwen3", "num_labels": 1}, {"classes": 1, "bias": False}, {"type": "last"}),
     "Gemma3TextModel": ({"model_type": "gemma3_text"}, "none", None),
 }  # fmt: skip
 

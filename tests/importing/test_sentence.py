@@ -59,7 +59,7 @@ def faults(path: Path) -> str:
 def test_the_modules_stand_in_the_place_of_the_head(tmp_path: Path) -> None:
     """Whatever class config.json names."""
     keys = said(folder(tmp_path, [TRANSFORMER, POOLING, NORMALIZE], _1_Pooling=MEAN))
-    assert (keys["head"], keys["pool"], keys["checkpoint"]) == ("none", {"from": "mean", "unit": True}, "bert")
+    assert (keys["head"], keys["pool"], keys["checkpoint"]) == ("none", {"type": "mean", "unit": True}, "bert")
 
 
 def test_a_folder_without_modules_is_the_model_that_config_json_names(tmp_path: Path) -> None:
@@ -70,14 +70,14 @@ def test_a_folder_without_modules_is_the_model_that_config_json_names(tmp_path: 
 def test_dense_modules_are_a_list_in_their_order(tmp_path: Path) -> None:
     path = folder(tmp_path, [TRANSFORMER, POOLING, *DENSE, NORMALIZE], _1_Pooling=MEAN, _2_Dense=UP, _3_Dense=DOWN)
     dense = [{"width": 96, "bias": False}, {"act": "tanh", "bias": True}]
-    assert said(path)["pool"] == {"from": "mean", "dense": dense, "unit": True}
+    assert said(path)["pool"] == {"type": "mean", "dense": dense, "unit": True}
     weights = {"2_Dense": {"linear.weight": np.ones((96, 32), np.float32)},
                "3_Dense": {"linear.weight": np.ones((32, 96), np.float32),
                            "linear.bias": np.ones(32, np.float32)}}  # fmt: skip
     for name, tensors in weights.items():
         write_safetensors(path / name / "model.safetensors", tensors)
     found = {name: tensor.shape for name, tensor in locate_dense(path).items()}
-    assert found == {"dense.0.linear.weight": (96, 32), "dense.1.linear.weight": (32, 96), "dense.1.linear.bias": (32,)}
+    assert found == {"dense_1.weight": (96, 32), "dense_2.weight": (32, 96), "dense_2.bias": (32,)}
 
 
 POOLINGS: dict[str, tuple[dict[str, Any], str]] = {
@@ -92,7 +92,7 @@ POOLINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("config", "word"), POOLINGS.values(), ids=POOLINGS)
 def test_poolings_in_old_words_and_new(config: dict[str, Any], word: str, tmp_path: Path) -> None:
-    assert said(folder(tmp_path, [TRANSFORMER, POOLING], _1_Pooling=config))["pool"] == {"from": word}
+    assert said(folder(tmp_path, [TRANSFORMER, POOLING], _1_Pooling=config))["pool"] == {"type": word}
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -37,22 +37,44 @@ def fitting(held: Layout) -> Iterator[Rules]:
             continue
 
 
+ELECTRA = {"model_type": "electra", "embedding_size": 256, "hidden_size": 256}
 # Of layouts that no bundled spec has, or not with all of their lines, a config.json that has them.
 IMPORTED: dict[str, dict[str, Any]] = {
+    "bert-masked": {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
     "bloom-sliced": {
         "model_type": "bloom", "hidden_size": 128, "n_head": 8, "n_layer": 4, "pretraining_tp": 2,
         "slow_but_exact": True,
+    },
+    "distilbert": {"model_type": "distilbert"},
+    "electra": ELECTRA,
+    "electra-classes": {**ELECTRA, "architectures": ["ElectraForSequenceClassification"]},
+    "electra-generator": {**ELECTRA, "architectures": ["ElectraForMaskedLM"]},
+    "electra-tokens": {**ELECTRA, "architectures": ["ElectraForTokenClassification"]},
+    "eurobert-classes": {
+        "model_type": "eurobert", "architectures": ["EuroBertForSequenceClassification"], "classifier_pooling": "bos",
     },
     "falcon-serial": {
         "model_type": "falcon", "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False,
         "hidden_size": 128, "num_attention_heads": 8,
     },
+    "gemma3-classes": {"model_type": "gemma3_text", "architectures": ["Gemma3TextForSequenceClassification"]},
     "glm-moe": {
         "model_type": "glm4_moe", "hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4,
         "head_dim": 16, "use_qk_norm": True,
     },
+    "modernbert": {"model_type": "modernbert", "architectures": ["ModernBertModel"]},
+    "modernbert-classes": {"model_type": "modernbert", "architectures": ["ModernBertForSequenceClassification"]},
+    "modernbert-tokens": {"model_type": "modernbert", "architectures": ["ModernBertForTokenClassification"]},
+    "mpnet-classes": {"model_type": "mpnet", "architectures": ["MPNetForSequenceClassification"]},
+    "mpnet-masked": {"model_type": "mpnet", "architectures": ["MPNetForMaskedLM"]},
+    "mpnet-tokens": {"model_type": "mpnet", "architectures": ["MPNetForTokenClassification"]},
+    "nomic-bert-classes": {"model_type": "nomic_bert", "architectures": ["NomicBertForSequenceClassification"]},
+    "nomic-bert-masked": {"model_type": "nomic_bert", "architectures": ["NomicBertForMaskedLM"]},
     "opt": {"model_type": "opt", "hidden_size": 128, "num_attention_heads": 8, "word_embed_proj_dim": 64},
     "qwen-moe": {"model_type": "qwen3_moe", "head_dim": 64, "decoder_sparse_step": 2},
+    "roberta": {"model_type": "roberta"},
+    "roberta-classes": {"model_type": "roberta", "architectures": ["RobertaForSequenceClassification"]},
+    "roberta-tokens": {"model_type": "roberta", "architectures": ["RobertaForTokenClassification"]},
     "stablelm-parallel": {"model_type": "stablelm", "use_parallel_residual": True, "use_qkv_bias": True},
 }  # fmt: skip
 

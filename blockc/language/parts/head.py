@@ -66,9 +66,9 @@ class Classifier(_AnyHead):
 
 def _says_classes(value: object) -> str:
     says = "classes" in value if isinstance(value, dict) else isinstance(value, Classifier)
-    return "classes" if says else "vocabulary"  # no word that could be a key
+    return "of classes" if says else "of the vocabulary"  # no word that could be a key
 
 
 AnyHead = Annotated[
-    Annotated[Head, Tag("vocabulary")] | Annotated[Classifier, Tag("classes")], Discriminator(_says_classes)
+    Annotated[Head, Tag("of the vocabulary")] | Annotated[Classifier, Tag("of classes")], Discriminator(_says_classes)
 ]

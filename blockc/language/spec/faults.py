@@ -159,7 +159,7 @@ def _missing_key(path: Loc, name: str, error: PydanticError, model: type[BaseMod
 
 def _unknown_key(path: Loc, name: str, model: type[BaseModel], tree: Tree, where: Loc) -> Finding:
     word = str(path[-1])
-    known = sorted(_field_names(_model_at(model, path[:-1])))
+    known = sorted(_field_names(_model_without(model, path)))
     if not where and len(path) == 1 and issubclass(model, TopKeys | LayerKeys):
         known = sorted(TOP_KEYS | LAYER_KEYS)
     return unknown_key_finding(key_place(tree, path), name, word, known)
@@ -176,6 +176,20 @@ def unknown_key_finding(place: Place, name: str, word: str, known: Iterable[str]
         hint = f"did you mean {near}?" if near else ""
     expected = "one of " + ", ".join(known)
     return finding(UNKNOWN_KEY, place, f"unknown key {name}", expected=expected, got=word, hint=hint)
+
+
+def _model_without(model: type[BaseModel], path: Loc) -> type[BaseModel] | None:
+    """The class of what holds the key at a path, or of several the first that has no such key."""
+    found = _model_at(model, path[:-1])
+    if found is None or path[-1] not in found.model_fields or len(path) < 2:
+        return found
+    holder = _model_at(model, path[:-2])
+    field = holder.model_fields.get(str(path[-2])) if holder else None
+    return (
+        next((each for each in models_of(field.annotation) if path[-1] not in each.model_fields), found)
+        if field
+        else found
+    )
 
 
 def _model_at(model: type[BaseModel], path: Loc) -> type[BaseModel] | None:
