@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from blockc.basics.floats import INTEGERS
+from blockc.emit.statements import LINE
 from blockc.ir import Function, is_call, parameters_of
 from blockc.layouts import load_layout
 from blockc.weights.rules import DENSE, Pattern, Patterns, group_sizes, patterns
@@ -39,6 +40,14 @@ class Loading:
         """The names that never have the prefix."""
         names = (pattern.name for pattern in (*self.names, *self.experts))
         return tuple(name for name in (*names, *self.tied, *self.ignored) if not name.startswith(self.prefixes))
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The same where they are too many for the line that reads them: a table of their own."""
+        around = 43  # what stands beside a prefix and the names
+        longest = max(map(len, self.prefixes), default=0)
+        line = around + longest + sum(len(name) + 4 for name in self.unprefixed)
+        return self.unprefixed if self.prefixes and line > LINE else ()
 
 
 def plan_loading(checkpoint: str | None, function: Function) -> Loading:

@@ -231,11 +231,14 @@ class Model(nn.Module):
 
     @classmethod
     def load(cls, path: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Self:
-        """The model with the weights of a safetensors file, or a folder of them, in the layout of modernbert-masked."""
+        """The model with the weights of a safetensors file, or a folder of them.
+
+        They are in the layout of modernbert-masked.
+        """
         with torch.device("meta"):
             model = cls()
         tensors = open_tensors(Path(path))
-        tensors = with_prefix(tensors, "model.", but=["head.dense.weight", "head.norm.weight", "decoder.bias", "decoder.weight"])
+        tensors = with_prefix(tensors, "model.", but=OTHERS)
         tensors = without_tied(tensors, TIED)
         tensors = renamed(tensors, {name: name for name in CHECKPOINT}, [], layers=22)
         tensors = unpacked(tensors, model.state_dict(), CHECKPOINT, layers=22)
@@ -287,6 +290,12 @@ CHECKPOINT = {
     "model.layers.{i}.mlp.Wo.weight": (["layers.{i}.mlp.down.weight"], 1, False),
 }
 TIED = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
+OTHERS = [
+    "head.dense.weight",
+    "head.norm.weight",
+    "decoder.bias",
+    "decoder.weight",
+]
 
 
 def open_tensors(path: Path) -> dict[str, Tensor]:
