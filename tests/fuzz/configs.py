@@ -405,7 +405,8 @@ def reference(config: Mapping[str, Any]) -> Any:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    encoder = "AutoModelForMaskedLM" if config.get("architectures") == MASKED else "AutoModel"
+    named = config.get("architectures")
+    encoder = "AutoModelForMaskedLM" if isinstance(named, list) and named[:1] == MASKED else "AutoModel"
     kind: Any = getattr(transformers, encoder if is_encoder(config["model_type"]) else "AutoModelForCausalLM")
     class_ = CONFIG_MAPPING[config["model_type"]]
     # Eager alone has caps of scores; and eager Falcon adds its slopes twice, once with the mask and once by itself.
