@@ -90,11 +90,11 @@ def parse_quant(word: str) -> Quant:
     size = 32 if said[2] in (None, "quality") else int(said[2])
     if size not in SIZES:
         raise UsageError(f"{word}: expected a block of {_SIZES}", "quant")
-    wide = Blocks(8, size)
+    wide, kept = Blocks(8, size), (("positions", None), ("segments", None))
     if said[1] == "8":
-        return Quant(word, (("positions", None), ("*", wide)))
+        return Quant(word, (*kept, ("*", wide)))
     narrow, better = Blocks(4, size), ("embedding", "head", "*.v")
-    rules = [("positions", None), *((name, wide) for name in better), ("*", narrow)]
+    rules = [*kept, *((name, wide) for name in better), ("*", narrow)]
     if said[2] == "quality":  # experts are stored alike, since the kernel that runs them takes no mixture
         rules[-1:] = [("*.experts.*", narrow), ("*.down", wide), ("*", narrow)]
     return Quant(word, tuple(rules), "calibrated")

@@ -174,6 +174,22 @@ class Permute(Derivation):
 
 
 @dataclass(frozen=True)
+class Transpose(Derivation):
+    """y = x^T, of a matrix."""
+
+    def param(self, name: str, *sources: Param) -> Param:
+        (x,) = sources
+        expect(len(x.shape) == 2, f"{name}: what is transposed", "a matrix", x.shape)
+        return replace(x, name=name, shape=x.shape[::-1])
+
+    def numpy(self, *sources: Array) -> Array:
+        return sources[0].T
+
+    def invert(self, held: Array, *sources: Array) -> tuple[Array, ...]:
+        return (held.T,)
+
+
+@dataclass(frozen=True)
 class Interleave(Derivation):
     """y[n i + k] = xk[i] along `axis`: rows of n tensors taken in turn."""
 

@@ -45,7 +45,7 @@ def _params(weight: Param, blocks: Blocks) -> tuple[Param, ...]:
 
 @dataclass(frozen=True)
 class ColumnLinear(Op):
-    """y = x weight + bias: (B, S, inputs) -> (B, S, outputs), weight (inputs, outputs) in blocks along its columns"""
+    """y = x weight + bias: (..., inputs) -> (..., outputs), weight (inputs, outputs) in blocks along its columns"""
 
     inputs: int
     outputs: int
@@ -55,7 +55,7 @@ class ColumnLinear(Op):
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         expect(last_axis(args[0]) == dim(self.inputs), "the width read by a linear", self.inputs, last_axis(args[0]))
-        return (args[0].with_axis(2, self.outputs),)
+        return (args[0].with_axis(len(args[0].shape) - 1, self.outputs),)
 
     def params(self) -> tuple[Param, ...]:
         own = _params(Param("weight", (self.outputs, self.inputs), "matrix"), self.blocks)
@@ -73,7 +73,7 @@ class ColumnLinear(Op):
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         (x,), fill = args, -self.inputs % self.blocks.size
-        x = g.op("Pad", x, g.constant([0, 0, 0, 0, 0, fill])) if fill else x
+        x = g.op("Pad", x, g.constant([0, fill]), None, g.constant([-1])) if fill else x
         y = g.op("MatMul", x, g.op("DequantizeLinear", *params[:2], axis=0, block_size=self.blocks.size))
         return [g.op("Add", y, params[2]) if self.bias else y]
 

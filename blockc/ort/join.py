@@ -18,14 +18,11 @@ JOINED = GroupQueryAttention | RowQueryAttention | StepAttention  # what also ta
 
 def join_projections(function: Function) -> PassResult:
     """Takes a fused function. A projection that anything besides its attention reads is not joined."""
-    readers: dict[Value, list[Node]] = {}
-    for n in function.nodes:
-        for value in n.inputs:
-            readers.setdefault(value, []).append(n)
+    readers = readers_of(function)
     joins: dict[str, Join] = {}
 
     def rule(n: Node, inputs: tuple[Value, ...]) -> Node | None:
-        linears = _find_projections(n, readers)
+        linears = find_projections(n, readers) if isinstance(n.op, JOINED) else ()
         if not linears:
             return None
         assert isinstance(n.op, JOINED)
@@ -35,10 +32,16 @@ def join_projections(function: Function) -> PassResult:
     return PassResult(transform(function, rule), joins)
 
 
-def _find_projections(n: Node, readers: Mapping[Value, list[Node]]) -> tuple[Node, ...]:
+def readers_of(function: Function) -> Mapping[Value, list[Node]]:
+    readers: dict[Value, list[Node]] = {}
+    for n in function.nodes:
+        for value in n.inputs:
+            readers.setdefault(value, []).append(n)
+    return readers
+
+
+def find_projections(n: Node, readers: Mapping[Value, list[Node]]) -> tuple[Node, ...]:
     """The three linears of one value that only this attention reads, or nothing."""
-    if not isinstance(n.op, JOINED):
-        return ()
     linears = tuple(value.node for value in n.inputs[:3])
     ops = [replace(linear.op, outputs=0) for linear in linears if isinstance(linear.op, Linear | BlockLinear)]
     alike = len(ops) == 3 and len(set(ops)) == 1 and len({linear.inputs for linear in linears}) == 1

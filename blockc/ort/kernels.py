@@ -30,8 +30,10 @@ _FP32: frozenset[FloatType] = frozenset(("fp32",))
 _HALF: frozenset[FloatType] = frozenset(("fp16", "bf16"))
 _IEEE: frozenset[FloatType] = frozenset(("fp32", "fp16"))
 
+# Attention here is com.microsoft's. That of ai.onnx is in all types that a provider computes in.
 KERNELS: Mapping[Provider, Mapping[str, frozenset[FloatType]]] = {
     "cpu": {
+        "Attention": _FP32,
         "GroupQueryAttention": _IEEE,
         "SkipSimplifiedLayerNormalization": _IEEE,
         "SkipLayerNormalization": _IEEE,
@@ -45,6 +47,7 @@ KERNELS: Mapping[Provider, Mapping[str, frozenset[FloatType]]] = {
         "QMoE": _FP32,
     },
     "cuda": {
+        "Attention": _IEEE,
         "GroupQueryAttention": _HALF,
         "SkipSimplifiedLayerNormalization": _ALL,
         "SkipLayerNormalization": _ALL,

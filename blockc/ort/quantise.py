@@ -135,5 +135,6 @@ def _share_sums(sums: dict[tuple[Value, int], Value], x: Value, width: int, bloc
         return ()
     key = (x, blocks.size)
     if key not in sums:
-        sums[key] = node(BlockSums(width, blocks.size), x, name=f"{x.name}.sums.{blocks.size}")[0]
+        op = BlockSums(width, blocks.size, pooled=len(x.type.shape) == 2)
+        sums[key] = node(op, x, name=f"{x.name}.sums.{blocks.size}")[0]
     return (sums[key],)

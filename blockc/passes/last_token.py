@@ -34,7 +34,7 @@ class _Pick:
         self.full = _with_ancestors([value for name, value in function.outputs if name != LOGITS])
         while True:  # an operand that is read across tokens is needed whole, and so is what it is made from
             wanted = self._find_wanted()
-            whole = _with_ancestors([v for n in wanted if not self._stops(n) for v in self._whole_operands(n)])
+            whole = _with_ancestors([v for n in wanted for v in self._whole_values(n)])
             if whole <= self.full:
                 break
             self.full |= whole
@@ -49,7 +49,10 @@ class _Pick:
         outputs = self._axes(n)[1]
         return not outputs or (n in self.full and all(axis == 1 for axis in outputs))
 
-    def _whole_operands(self, n: Node) -> list[Value]:
+    def _whole_values(self, n: Node) -> list[Value]:
+        """What is needed of all tokens: operands that are read across them, or the output that the pick reads."""
+        if self._stops(n):
+            return [n[i] for i in range(len(n.types))]
         return [value for value, axis in zip(n.inputs, self._axes(n)[0], strict=True) if axis is None]
 
     def _find_wanted(self) -> set[Node]:

@@ -13,6 +13,7 @@ from blockc.ir import Function, GraphError, Param, inline, parameters_of
 from blockc.ir.derive import Derivations, Pass, PassResult
 from blockc.ort.fuse import fuse
 from blockc.ort.join import join_projections
+from blockc.ort.pack import PackAttentions
 from blockc.ort.quantise import QuantiseMatrices
 from blockc.passes import keep_last_token, keep_top, one_token, verify_graph, with_buffer
 
@@ -39,8 +40,12 @@ class Fuse:
 
 
 def _fuse(target: Target) -> tuple[Pass, ...]:
-    own = Target(target.provider, target.dtype, packed=target.packed, padding=target.padding, step=target.step)
-    return () if target.provider is None else (Fuse(own),)
+    return () if target.provider is None else (Fuse(_own(target)),)
+
+
+def _own(target: Target) -> Target:
+    """What of a target fused operators depend on: recipes that are alike in it share their results."""
+    return Target(target.provider, target.dtype, packed=target.packed, padding=target.padding, step=target.step)
 
 
 def _take_last(target: Target) -> tuple[Pass, ...]:
@@ -64,6 +69,10 @@ def _quantise(target: Target) -> tuple[Pass, ...]:
     return (QuantiseMatrices(target.quant, target.provider is None),) if target.quant else ()
 
 
+def _pack_attentions(target: Target) -> tuple[Pass, ...]:
+    return () if target.provider is None else (PackAttentions(_own(target)),)
+
+
 def _join_matrices(target: Target) -> tuple[Pass, ...]:
     return (join_projections,) if target.packed else ()
 
@@ -76,6 +85,7 @@ STEPS: list[Callable[[Target], tuple[Pass, ...]]] = [
     _take_top,
     _use_buffer,
     _quantise,
+    _pack_attentions,
     _join_matrices,
 ]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
-from types import UnionType
-from typing import TypeVar
 
 from blockc.graph.contract import IDS, MASK
 from blockc.ir import GraphError, Node, Value, node
@@ -14,28 +12,23 @@ from blockc.ir.derive import SkippedNode
 from blockc.ops import (
     Attention,
     Extend,
-    HeadGain,
     KeyPositions,
     LatentAttention,
-    LayerNorm,
     MergeHeads,
     QueryPositions,
-    RmsNorm,
     Rotary,
     RotaryTable,
-    SplitHeads,
     Visible,
 )
 from blockc.ops.buffer import PositionsFrom, Write
+from blockc.ort.fuse.heads import LATENT, LOW, Heads, flatten_heads, make_bias, match_heads, op_of, require
 from blockc.ort.fuse.rewrite import Mismatch, Rewrite
 from blockc.ort.kernels import why_no_heads, why_no_kernel, why_no_rope
 from blockc.ort.ops import (
-    BoundedBias,
+    HIDDEN,
     GroupBias,
     GroupQueryAttention,
-    HeadNorm,
     Lengths,
-    MaskBias,
     RotaryRows,
     RowLengths,
     RowQueryAttention,
@@ -43,28 +36,6 @@ from blockc.ort.ops import (
     StepAttention,
     StepRows,
 )
-from blockc.ort.ops.step import HIDDEN
-
-# With a softcap or in half precision, the kernel gives NaN for a row whose every score is -inf.
-LOW = -3e4
-LATENT = "its keys and values are made of latents, and the kernel keeps keys and values, of one size"
-OpT = TypeVar("OpT")
-
-
-@dataclass(frozen=True)
-class _Heads:
-    """Queries, keys or values on their way from a flat value to an attention: split, maybe normalised and rotated.
-
-    `behind` are heads that are rotated before their norm, an order that the kernel does not have: it reads them as they
-    are, flattened again.
-    """
-
-    flat: Value
-    split: SplitHeads
-    norm: Node | None = None
-    gain: Node | None = None
-    rotary: Node | None = None
-    behind: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -72,9 +43,9 @@ class _Match:
     """The nodes around an attention that one kernel replaces."""
 
     attention: Node
-    q: _Heads
-    k: _Heads
-    v: _Heads
+    q: Heads
+    k: Heads
+    v: Heads
     key: Node
     value: Node
     join: Node
@@ -90,7 +61,7 @@ class _Match:
 
     @property
     def rotary(self) -> Rotary | None:
-        return None if self.q.rotary is None else _op_of(Rotary, self.q.rotary)
+        return None if self.q.rotary is None else op_of(Rotary, self.q.rotary)
 
     @property
     def table(self) -> Node | None:
@@ -153,11 +124,11 @@ def _match(rewrite: Rewrite, n: Node) -> _Match:
     if join is None or not isinstance(join.op, MergeHeads):
         raise Mismatch("its heads are not joined at once")
     held = Write if rewrite.target.step else Extend
-    key, value = _require(k, held, "its keys are not cached"), _require(v, held, "its values are not cached")
+    key, value = require(k, held, "its keys are not cached"), require(v, held, "its values are not cached")
     for extend in (key, value):
         if rewrite.users[extend[0]] != [n]:
             raise Mismatch("another attention reads its cache")
-    m = _Match(n, _match_heads(q), _match_heads(key.inputs[1]), _match_heads(value.inputs[1]), key, value, join)
+    m = _Match(n, match_heads(q), match_heads(key.inputs[1]), match_heads(value.inputs[1]), key, value, join)
     if m.v.rotary is not None:
         raise Mismatch("its values are rotated")
     if m.q.flat.type.shape[1] != m.k.flat.type.shape[1]:
@@ -167,38 +138,9 @@ def _match(rewrite: Rewrite, n: Node) -> _Match:
     if m.q.rotary is not None and m.k.rotary is not None and m.q.rotary.inputs[1:] != m.k.rotary.inputs[1:]:
         raise Mismatch("queries and keys are rotated by different tables")
     if m.q.rotary is not None:
-        _require(m.q.rotary.inputs[1], RotaryTable, "its rotary table is not made from positions")
+        require(m.q.rotary.inputs[1], RotaryTable, "its rotary table is not made from positions")
     _check_legal(rewrite, m, mask)
     return m
-
-
-def _match_heads(value: Value) -> _Heads:
-    whole = value
-    value, rotary = _look_through(value, Rotary)
-    value, gain = _look_through(value, HeadGain)
-    value, norm = _look_through(value, RmsNorm | LayerNorm)
-    value, first = _look_through(value, Rotary) if norm and not rotary else (value, None)
-    split = _require(value, SplitHeads, f"{value.node.op.name} is between its heads and the kernel")
-    if first is not None:
-        return _Heads(split.inputs[0], _op_of(SplitHeads, split), behind=whole)
-    return _Heads(split.inputs[0], _op_of(SplitHeads, split), norm, gain, rotary)
-
-
-def _look_through(value: Value, op: type | UnionType) -> tuple[Value, Node | None]:
-    """(The operand, the node) of a node of this op; else (the value itself, None)."""
-    return (value.node.inputs[0], value.node) if isinstance(value.node.op, op) else (value, None)
-
-
-def _require(value: Value, op: type, why: str) -> Node:
-    if not isinstance(value.node.op, op):
-        raise Mismatch(why)
-    return value.node
-
-
-def _op_of(op: type[OpT], n: Node) -> OpT:
-    if not isinstance(n.op, op):
-        raise Mismatch(f"{n.name} is not a {op.__name__}")
-    return n.op
 
 
 def _check_legal(rewrite: Rewrite, m: _Match, mask: Value) -> None:
@@ -210,7 +152,7 @@ def _check_legal(rewrite: Rewrite, m: _Match, mask: Value) -> None:
     if rewrite.target.by_rows:
         if m.op.biased:
             raise Mismatch("its scores have a bias, and rows are attended by their lengths alone")
-        seen, (queries, keys) = _require(mask, Visible, "its mask is not made from positions"), mask.node.inputs
+        seen, (queries, keys) = require(mask, Visible, "its mask is not made from positions"), mask.node.inputs
         of_mask = (QueryPositions | PositionsFrom, KeyPositions)
         if not all(isinstance(v.node.op, op) for v, op in zip((queries, keys), of_mask, strict=True)):
             raise Mismatch(f"{seen.name} is not made from the attention mask")
@@ -231,8 +173,9 @@ def _plan_by_mask(rewrite: Rewrite, m: _Match) -> Callable[[], None]:
             m.op.heads, m.op.kv_heads, m.q.split.head_dim, m.op.scale, m.op.softcap, m.rotary, biased=m.op.biased
         )
         rope = () if m.table is None else (*_make_slots(rewrite), *_make_rows(rewrite, m.table))
+        # With a softcap or in half precision, the kernel gives NaN for a row whose every score is -inf.
         plain = op.softcap is None and rewrite.target.dtype == "fp32"
-        bias = _make_bias(rewrite, m.attention.inputs[3], m.op.biased, -inf if plain else LOW)
+        bias = make_bias(rewrite, m.attention.inputs[3], m.op.biased, -inf if plain else LOW)
         _put(rewrite, m, op, (*bias, *_make_lengths(rewrite, Lengths()), *rope, *rewrite.map_values(*m.sinks)))
 
     return make
@@ -242,7 +185,7 @@ def _plan_by_rows(rewrite: Rewrite, m: _Match) -> Callable[[], None]:
     """Attention by the rows' lengths: padding is on the right, and a row's cache continues where its tokens end."""
 
     def make() -> None:
-        window = _op_of(Visible, m.attention.inputs[3].node).window
+        window = op_of(Visible, m.attention.inputs[3].node).window
         op = RowQueryAttention(
             m.op.heads, m.op.kv_heads, m.q.split.head_dim, m.op.scale, m.op.softcap, window, rotary=m.rotary
         )
@@ -278,39 +221,18 @@ def _put(
     rest: tuple[Value, ...],
 ) -> None:
     pasts = rewrite.map_values(m.key.inputs[0], m.value.inputs[0])
-    q, k, v = (_normalise(rewrite, heads) for heads in (m.q, m.k, m.v))
+    q, k, v = (flatten_heads(rewrite, heads) for heads in (m.q, m.k, m.v))
     made = node(op, q, k, v, *pasts, *rest, name=m.attention.name, place=m.attention.place)
     rewrite.new.update({m.join[0]: made[0], m.key[0]: made[1], m.value[0]: made[2]})
-
-
-def _normalise(rewrite: Rewrite, heads: _Heads) -> Value:
-    if heads.behind is not None:
-        (value,), last = rewrite.map_values(heads.behind), heads.behind.node
-        return node(MergeHeads(), value, name=f"{last.name}.flat", place=last.place)[0]
-    flat = rewrite.new[heads.flat]
-    if heads.norm is None:
-        return flat
-    assert isinstance(heads.norm.op, RmsNorm | LayerNorm)
-    last = heads.gain or heads.norm
-    op = HeadNorm(heads.norm.op, heads.split.heads, own=heads.gain is not None)
-    return node(op, flat, name=last.name, params=last.params, place=last.place)[0]
 
 
 # What all attentions share
 
 
-def _make_bias(rewrite: Rewrite, mask: Value, biased: bool, low: float) -> tuple[Value, ...]:
-    """The bias that the kernel adds to the scores. A mask of floats already is one."""
-    if biased and low == -inf:
-        return rewrite.map_values(mask)
-    op = BoundedBias(low) if biased else MaskBias(low)
-    return rewrite.make_once((mask, low), lambda: node(op, rewrite.new[mask], name=f"{mask.node.name}.bias"))
-
-
 def _make_group_bias(rewrite: Rewrite, m: _Match) -> tuple[Value, ...]:
     """The bias of an attention of one new token, its heads in groups where they share keys."""
     mask, shared = m.attention.inputs[3], m.op.heads // m.op.kv_heads
-    bias = _make_bias(rewrite, mask, m.op.biased, HIDDEN)
+    bias = make_bias(rewrite, mask, m.op.biased, HIDDEN)
     if shared == 1:
         return bias
     op = GroupBias(m.op.kv_heads, shared) if m.op.biased else GroupBias()
@@ -338,7 +260,7 @@ def _make_lengths(rewrite: Rewrite, op: Lengths | RowLengths) -> tuple[Value, ..
 
 def _make_rows(rewrite: Rewrite, made: Node) -> tuple[Value, ...]:
     """cos and sin at the tokens' places in a row; a table by length reads the same length as the original one."""
-    table = _op_of(RotaryTable, made)
+    table = op_of(RotaryTable, made)
     name = f"rotary_rows_{sum(isinstance(key, RotaryTable) for key in rewrite.shared)}"
     operands = (rewrite.inputs[MASK][0], *rewrite.map_values(*made.inputs[1:]))
     return rewrite.make_once(table, lambda: node(RotaryRows(table), *operands, name=name))

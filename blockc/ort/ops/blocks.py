@@ -43,14 +43,20 @@ def _params_of(weight: Param, derivations: Mapping[str, Derivation]) -> tuple[Pa
 
 @dataclass(frozen=True)
 class BlockSums(Op):
-    """The sum of each block of x: (B, S, width) -> (B, S, blocks). What a low is multiplied by."""
+    """The sum of each block of x: (B, S, width) -> (B, S, blocks). What a low is multiplied by.
+
+    With `pooled` x is one vector of a text: (B, width) -> (B, blocks).
+    """
 
     width: int
     size: int
+    pooled: bool = False
 
     def infer(self, *args: Type) -> tuple[Type, ...]:
         expect(last_axis(args[0]) == dim(self.width), "the width summed by blocks", self.width, last_axis(args[0]))
-        return (args[0].with_axis(2, -(-self.width // self.size)),)
+        axes = 2 if self.pooled else 3
+        expect(len(args[0].shape) == axes, "axes of what is summed by blocks", axes, len(args[0].shape))
+        return (args[0].with_axis(axes - 1, -(-self.width // self.size)),)
 
     def numpy(self, args: Arrays, params: Arrays) -> Arrays:
         return (Blocks(size=self.size).split(args[0]).sum(-1),)
@@ -58,20 +64,21 @@ class BlockSums(Op):
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         if self.width % self.size:  # CUDA has no Pad of bfloat16
             return [g.op("MatMul", args[0], g.real(Blocks(size=self.size).split(np.eye(self.width)).sum(-1)))]
-        blocks = g.op("Reshape", args[0], g.constant([0, 0, -1, self.size]))
-        return [g.op("ReduceSum", blocks, g.constant([3]), keepdims=0)]
+        blocks = g.op("Reshape", args[0], g.constant([*([0] if self.pooled else [0, 0]), -1, self.size]))
+        return [g.op("ReduceSum", blocks, g.constant([-1]), keepdims=0)]
 
     def tokenwise(self, *args: Type) -> TokenAxes | None:
-        return TokenAxes((1,), (1,))
+        return None if self.pooled else TokenAxes((1,), (1,))
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        return Sample(BlockSums(32, 16), (rand(2, 3, 32),)), Sample(BlockSums(40, 16), (rand(2, 3, 40),))
+        tokens = tuple(Sample(BlockSums(width, 16), (rand(2, 3, width),)) for width in (32, 40))
+        return (*tokens, *(Sample(BlockSums(width, 16, pooled=True), (rand(2, width),)) for width in (32, 40)))
 
 
 @dataclass(frozen=True)
 class BlockLinear(Op):
-    """y = x weight^T + bias: (B, S, inputs) -> (B, S, outputs), weight in blocks along its rows
+    """y = x weight^T + bias: (..., inputs) -> (..., outputs), weight in blocks along its rows
 
     With lows a second operand has the sums of x by blocks. `level` is how the kernel multiplies: 0 in the float type of
     x; 4 with x rounded to 8 bits, block by block.
@@ -86,7 +93,7 @@ class BlockLinear(Op):
     def infer(self, *args: Type) -> tuple[Type, ...]:
         expect(last_axis(args[0]) == dim(self.inputs), "the width read by a linear", self.inputs, last_axis(args[0]))
         expect(len(args) == 1 + self.blocks.lows, "operands of a linear in blocks", 1 + self.blocks.lows, len(args))
-        return (args[0].with_axis(2, self.outputs),)
+        return (args[0].with_axis(len(args[0].shape) - 1, self.outputs),)
 
     def params(self) -> tuple[Param, ...]:
         weight = Param("weight", (self.outputs, self.inputs), "matrix")

@@ -14,6 +14,7 @@ from blockc.ops.rotary import RotaryTable
 from blockc.ops.scaling import DynamicScaling, LinearScaling
 
 MICROSOFT = "com.microsoft"
+HIDDEN = -3e38  # the bias of a key that is not seen: finite, and no score changes it
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,7 @@ from blockc.ops.base import rand
 from blockc.ops.buffer import Write
 from blockc.ops.interleaved import RotaryInterleaved
 from blockc.ops.rotary import Rotary
-from blockc.ort.ops.rows import MICROSOFT
-
-HIDDEN = -3e38  # the bias of a key that is not seen: finite, and no score changes it
+from blockc.ort.ops.rows import HIDDEN, MICROSOFT
 
 
 @dataclass(frozen=True)
