@@ -176,7 +176,18 @@ class Model(nn.Module):
         with torch.device("meta"):
             model = cls()
         tensors = open_tensors(Path(path))
-        tensors = with_prefix(tensors, "distilbert.", but=["vocab_transform.weight", "vocab_transform.bias", "vocab_layer_norm.weight", "vocab_layer_norm.bias", "vocab_projector.bias", "vocab_projector.weight"])
+        tensors = with_prefix(
+            tensors,
+            "distilbert.",
+            but=[
+                "vocab_transform.weight",
+                "vocab_transform.bias",
+                "vocab_layer_norm.weight",
+                "vocab_layer_norm.bias",
+                "vocab_projector.bias",
+                "vocab_projector.weight",
+            ],
+        )
         tensors = without_tied(tensors, TIED)
         tensors = renamed(tensors, CHECKPOINT, IGNORED, layers=6)
         tensors = {name: t.to(device, dtype, copy=True) for name, t in tensors.items()}

@@ -169,7 +169,11 @@ class Model(nn.Module):
         with torch.device("meta"):
             model = cls()
         tensors = open_tensors(Path(path))
-        tensors = with_prefix(tensors, "distilbert.", but=["pre_classifier.weight", "pre_classifier.bias", "classifier.weight", "classifier.bias"])
+        tensors = with_prefix(
+            tensors,
+            "distilbert.",
+            but=["pre_classifier.weight", "pre_classifier.bias", "classifier.weight", "classifier.bias"],
+        )
         tensors = renamed(tensors, CHECKPOINT, IGNORED, layers=6)
         model.load_state_dict({name: t.to(device, dtype, copy=True) for name, t in tensors.items()}, assign=True)
         return model

@@ -122,7 +122,7 @@ class Model(nn.Module):
         There is no cache: every token is given each time. input_ids (B, S); attention_mask (B, S), 0 at padding;
         position_ids (B, S), by default counted from the mask;
         token_type_ids (B, S), the segment of each token, by default 0;
-        labels (B, S) are the score wanted of each token, 0 to 1, -100 where none is;
+        labels (B, S) are the score, 0 to 1, wanted at each place, -100 where none is;
         checkpoint_layers computes each layer again in the backward pass.
         """
         unmasked = attention_mask is None
@@ -169,7 +169,16 @@ class Model(nn.Module):
         with torch.device("meta"):
             model = cls()
         tensors = open_tensors(Path(path))
-        tensors = with_prefix(tensors, "electra.", but=["discriminator_predictions.dense.weight", "discriminator_predictions.dense.bias", "discriminator_predictions.dense_prediction.weight", "discriminator_predictions.dense_prediction.bias"])
+        tensors = with_prefix(
+            tensors,
+            "electra.",
+            but=[
+                "discriminator_predictions.dense.weight",
+                "discriminator_predictions.dense.bias",
+                "discriminator_predictions.dense_prediction.weight",
+                "discriminator_predictions.dense_prediction.bias",
+            ],
+        )
         tensors = renamed(tensors, CHECKPOINT, IGNORED, layers=12)
         model.load_state_dict({name: t.to(device, dtype, copy=True) for name, t in tensors.items()}, assign=True)
         return model

@@ -235,7 +235,9 @@ class Model(nn.Module):
         with torch.device("meta"):
             model = cls()
         tensors = open_tensors(Path(path))
-        tensors = with_prefix(tensors, "model.", but=["head.dense.weight", "head.norm.weight", "decoder.bias", "decoder.weight"])
+        tensors = with_prefix(
+            tensors, "model.", but=["head.dense.weight", "head.norm.weight", "decoder.bias", "decoder.weight"]
+        )
         tensors = without_tied(tensors, TIED)
         tensors = renamed(tensors, {name: name for name in CHECKPOINT}, [], layers=22)
         tensors = unpacked(tensors, model.state_dict(), CHECKPOINT, layers=22)

@@ -160,16 +160,14 @@ class Model(nn.Module):
         queries_at = query_positions(attention_mask, input_ids.shape[1])  # (B, S)
         position_ids = queries_at.clamp(min=0) if position_ids is None else position_ids
         keys_at = key_positions(attention_mask)  # (B, S)
-        relative_bias_2 = self.relative_bias(
-            visible_both_ways(queries_at, keys_at), queries_at, keys_at
-        )  # (B, 12, S, S)
+        relative_bias = self.relative_bias(visible_both_ways(queries_at, keys_at), queries_at, keys_at)  # (B, 12, S, S)
         embedding = self.embedding(input_ids)  # (B, S, 768)
         rows = position_ids + 2  # (B, S)
         positions = self.positions(rows)  # (B, S, 768)
         stream = embedding + positions  # (B, S, 768)
         x = self.embedding_norm(stream)  # (B, S, 768)
         for layer in layers:
-            x = layer(x, relative_bias_2)  # (B, S, 768)
+            x = layer(x, relative_bias)  # (B, S, 768)
         pool = first_token(x, attention_mask)  # (B, 768)
         dense = self.dense(pool)  # (B, 768)
         dense_activated = F.tanh(dense)  # (B, 768)

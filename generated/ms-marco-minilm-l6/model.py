@@ -177,7 +177,11 @@ class Model(nn.Module):
             model = cls()
         tensors = open_tensors(Path(path))
         tensors = with_new_endings(tensors, {"LayerNorm.beta": "LayerNorm.bias", "LayerNorm.gamma": "LayerNorm.weight"})
-        tensors = with_prefix(tensors, "bert.", but=["classifier.weight", "classifier.bias", "cls.seq_relationship.weight", "cls.seq_relationship.bias"])
+        tensors = with_prefix(
+            tensors,
+            "bert.",
+            but=["classifier.weight", "classifier.bias", "cls.seq_relationship.weight", "cls.seq_relationship.bias"],
+        )
         tensors = renamed(tensors, CHECKPOINT, IGNORED, layers=6)
         model.load_state_dict({name: t.to(device, dtype, copy=True) for name, t in tensors.items()}, assign=True)
         return model

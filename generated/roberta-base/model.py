@@ -179,7 +179,19 @@ class Model(nn.Module):
         with torch.device("meta"):
             model = cls()
         tensors = open_tensors(Path(path))
-        tensors = with_prefix(tensors, "roberta.", but=["lm_head.dense.weight", "lm_head.dense.bias", "lm_head.layer_norm.weight", "lm_head.layer_norm.bias", "lm_head.bias", "lm_head.decoder.weight", "lm_head.decoder.bias"])
+        tensors = with_prefix(
+            tensors,
+            "roberta.",
+            but=[
+                "lm_head.dense.weight",
+                "lm_head.dense.bias",
+                "lm_head.layer_norm.weight",
+                "lm_head.layer_norm.bias",
+                "lm_head.bias",
+                "lm_head.decoder.weight",
+                "lm_head.decoder.bias",
+            ],
+        )
         tensors = without_tied(tensors, TIED)
         tensors = renamed(tensors, CHECKPOINT, IGNORED, layers=12)
         tensors = {name: t.to(device, dtype, copy=True) for name, t in tensors.items()}
