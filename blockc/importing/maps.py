@@ -18,7 +18,8 @@
 
 Beside <key>, a value may be
 
-    {from: key, is: {word: value}, else: value}            a table; absent and null are the word none
+    {from: key, is: {word: value}, else: value}            a table; absent and null are the word none; because: why no
+                                                           other word is read
     {if: key, then: value, else: value}                    of a truth value; else is none where it is left out
     {has: key, then: value, else: value}                   whether a key has a value
     {times: [a, b]}, {ratio: [a, b]}, {power: [a, b]}      a b, a / b, a ^ b
@@ -70,7 +71,7 @@ WORDS = (
 )  # fmt: skip
 # The first word of each value that is computed: the words beside it.
 OPS: dict[str, tuple[str, ...]] = {
-    "from": ("is", "else"),
+    "from": ("is", "else", "because"),
     "if": ("then", "else"),
     "has": ("then", "else"),
     "times": (),
@@ -310,12 +311,14 @@ class _MapReader:
         word = op_of(tree)
         if word is not None:
             self.mapping(tree, (word, *OPS[word]))
-            needed = set(OPS[word]) - {"else"}
+            needed = set(OPS[word]) - {"else", "because"}
             if missing := needed - tree.entries.keys():
                 self.wrong(tree.place, f"{word} without {', '.join(sorted(missing))}", ", ".join((word, *OPS[word])))
         for key, entry in tree.entries.items():
             if key == word and word in ("from", "if", "has"):
                 yield self.text(entry.value, "a key of config.json")
+            elif word == "from" and key == "because":
+                self.text(entry.value, "why no other word is read")
             elif word == "from" and key == "is":
                 yield from (each for value in self.table(entry.value) for each in self.keys(value))
             else:

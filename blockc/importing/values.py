@@ -261,7 +261,9 @@ class ConfigReader:
         if taken is not None:
             return self._at(self.tree(taken), value.place)
         known = " or ".join(each for each in table if each != NONE)
-        self.wrong(CONFIG_VALUE, value.place, f"no word of a spec stands for this {key}", known, _value_text(value))
+        hint = str(to_plain(node.entries["because"].value)) if "because" in node.entries else ""
+        message = f"no word of a spec stands for this {key}"
+        self.wrong(CONFIG_VALUE, value.place, message, known, _value_text(value), hint)
         return none_at(value.place)
 
     def _table(self, node: MappingNode) -> tuple[dict[str, Tree], Tree | None]:

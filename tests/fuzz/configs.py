@@ -61,6 +61,7 @@ LATENT: Config = {**SIZES, **TWO, "num_key_value_heads": 4, "q_lora_rank": 12, "
                   "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "n_routed_experts": 8,
                   "n_shared_experts": 1, "n_group": 4,
                   "topk_group": 3, "first_k_dense_replace": 1}  # fmt: skip
+MASKED = ["AnyForMaskedLM"]  # the class of an encoder; where a change takes the key away, it is that without a head
 # A tiny model of a type, where it is not what `base` makes of the sizes above.
 OWN: dict[str, Config] = {
     "bloom": {"vocab_size": 64, "hidden_size": 32, "n_layer": 3, "n_head": 4, "seq_length": 64, "bos_token_id": 1,
@@ -69,6 +70,9 @@ OWN: dict[str, Config] = {
     "cohere2": {**GROUPED, "num_hidden_layers": 4, "sliding_window": 6, "head_dim": 8},
     "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy"},
     "deepseek_v3": LATENT,
+    "distilbert": {"vocab_size": 64, "dim": 32, "hidden_dim": 48, "n_layers": 3, "n_heads": 4,
+                   "max_position_embeddings": 64},
+    "electra": {**SIZES, "embedding_size": 32},
     "falcon": {key: value for key, value in SIZES.items() if key != "intermediate_size"},
     "gemma": GEMMA,
     "gemma2": {**GEMMA, "query_pre_attn_scalar": 20, "sliding_window": 6},
@@ -93,6 +97,7 @@ OWN: dict[str, Config] = {
     "granite": {**GROUPED, "attention_multiplier": 0.4, "embedding_multiplier": 3.0, "residual_multiplier": 0.7,
                 "logits_scaling": 2.0},
     "mistral": {**GROUPED, "sliding_window": 6},
+    "modernbert": {**SIZES, "num_hidden_layers": 4, "local_attention": 6, "cls_token_id": 1, "sep_token_id": 2},
     "mpt": {"vocab_size": 64, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64, "expansion_ratio": 2},
     "olmo3": {**GROUPED, "num_hidden_layers": 4, "sliding_window": 6},
     "opt": {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 48,
@@ -155,7 +160,13 @@ def base(model_type: str) -> Config:
     map_ = load_map(model_type)
     sizes = {**GROUPED, **GPT, "rotary_dim": 4}
     read = {key: value for key, value in sizes.items() if key in map_.read or key.endswith("_token_id")}
-    return copy.deepcopy(OWN.get(model_type) or read)
+    own = OWN.get(model_type) or read
+    return copy.deepcopy({**own, "architectures": MASKED} if is_encoder(model_type) else own)
+
+
+def is_encoder(model_type: str) -> bool:
+    """Whether its model without a named class has no head."""
+    return next(iter(load_map(model_type).cases), "") == "Model"
 
 
 # Changes
@@ -338,11 +349,15 @@ def tokens_of(spec: Spec) -> Array:
 
 
 def truth_of(theirs: Any, ids: Array) -> Array:
-    """The logits of transformers, in float64."""
+    """The logits of transformers, or its hidden states, in float64."""
+    given = {"input_ids": ids}
+    padding = getattr(getattr(theirs.base_model, "embeddings", None), "padding_idx", None)
+    if padding is not None:  # behind which positions begin; told, no token is taken for padding
+        given["position_ids"] = np.arange(ids.shape[1])[None] + padding + 1
     with torch.no_grad():
-        found: Array = theirs.double()(torch.from_numpy(ids)).logits.numpy()
+        made = theirs.double()(**{key: torch.from_numpy(array) for key, array in given.items()})
     theirs.float()
-    return found
+    return (made.logits if "logits" in made else made.last_hidden_state).numpy()
 
 
 def offset(spec: Spec, function: Function, theirs: Any, truth: Array) -> float:
@@ -354,8 +369,10 @@ def offset(spec: Spec, function: Function, theirs: Any, truth: Array) -> float:
 
 
 def logits(function: Function, params: Mapping[str, Array], ids: Array) -> Array:
-    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(ids.shape[1])[None]}
-    return interp.interpret(function, feeds, dict(params))["logits"]
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(ids.shape[1])[None],
+             "token_type_ids": np.zeros_like(ids)}  # fmt: skip
+    made = interp.interpret(function, {each.name: feeds[each.name] for each in function.inputs}, dict(params))
+    return made["logits"] if "logits" in made else made["hidden"]
 
 
 def saved_tensors(model: Any) -> dict[str, Array]:
@@ -385,9 +402,12 @@ def _size(model: Any) -> int:
 
 def reference(config: Mapping[str, Any]) -> Any:
     """The model of transformers with random parameters, in float64; or why there is none."""
-    from transformers import AutoModelForCausalLM
+    import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    named = config.get("architectures")
+    encoder = "AutoModelForMaskedLM" if isinstance(named, list) and named[:1] == MASKED else "AutoModel"
+    kind: Any = getattr(transformers, encoder if is_encoder(config["model_type"]) else "AutoModelForCausalLM")
     class_ = CONFIG_MAPPING[config["model_type"]]
     # Eager alone has caps of scores; and eager Falcon adds its slopes twice, once with the mask and once by itself.
     # The grouped product of experts knows no float64.
@@ -395,11 +415,11 @@ def reference(config: Mapping[str, Any]) -> Any:
     try:
         if not _tiny(config):
             with torch.device("meta"):
-                size = _size(AutoModelForCausalLM.from_config(class_.from_dict(copy.deepcopy(dict(config))), **how))
+                size = _size(kind.from_config(class_.from_dict(copy.deepcopy(dict(config))), **how))
             if size > LARGEST:
                 return Outcome("large")
         theirs = class_.from_dict(copy.deepcopy(dict(config)))
-        model = AutoModelForCausalLM.from_config(theirs, dtype=torch.float32, **how)
+        model = kind.from_config(theirs, dtype=torch.float32, **how)
     except Exception as error:
         return Outcome("theirs", f"{type(error).__name__}: {error}")
     chance = torch.Generator().manual_seed(11)

@@ -89,3 +89,13 @@ def test_what_of_a_class_is_left_out_is_a_warning_at_its_line() -> None:
     assert found.message == "of BertForPreTraining is left out: the two logits of whether one text follows the other"
     for name in model_types():
         assert load_map(name).left_out.keys() <= load_map(name).cases.keys()
+
+
+def test_a_narrow_embedding_is_refused_with_the_reason() -> None:
+    with pytest.raises(SpecError) as caught:
+        said({"model_type": "electra", "embedding_size": 128})
+    (found,) = caught.value.findings
+    assert found.message == "no word of a spec stands for this embedding_size"
+    assert found.hint.startswith(
+        "an embedding_size below hidden_size puts positions, segments and norm before a matrix"
+    )

@@ -53,6 +53,7 @@ IMPORTED: dict[str, dict[str, Any]] = {
     "eurobert-classes": {
         "model_type": "eurobert", "architectures": ["EuroBertForSequenceClassification"], "classifier_pooling": "bos",
     },
+    "eurobert-masked": {"model_type": "eurobert", "architectures": ["EuroBertForMaskedLM"], "mlp_bias": True},
     "falcon-serial": {
         "model_type": "falcon", "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False,
         "hidden_size": 128, "num_attention_heads": 8,

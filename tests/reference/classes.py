@@ -51,7 +51,7 @@ CASES: dict[str, Config] = {
     "NomicBertForMaskedLM": SIZES,
     "NomicBertForSequenceClassification": {**SIZES, **LABELS},
     "EuroBertModel": {**GROUPED, "mask_token_id": 3},
-    "EuroBertForMaskedLM": {**GROUPED, "mask_token_id": 3},
+    "EuroBertForMaskedLM": {**GROUPED, "mask_token_id": 3, "mlp_bias": True},
     "EuroBertForSequenceClassification": {**GROUPED, **LABELS, "mask_token_id": 3, "classifier_pooling": "mean"},
     "EuroBertForTokenClassification": {**GROUPED, **LABELS, "mask_token_id": 3},
     "Qwen3Model": GROUPED,

@@ -18,7 +18,7 @@ from blockc.passes import with_cache
 from blockc.report import Matrix, Report, check_expect, make_report
 from blockc.report.drawing import draw_block
 from blockc.report.show import expanded_text, format_binary_size, format_size, report_rows, report_text
-from tests.paths import ROOT
+from tests.paths import ROOT, WRITERS
 
 SPECS = ROOT / "specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.yaml"))
@@ -234,7 +234,7 @@ def test_70b_cache() -> None:
     assert (full.bytes_per_token_per_layer, full.bytes_per_token) == (32 * 1024, 2_621_440)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WRITERS)
 def test_cache_is_the_summed_inputs_of_the_cached_graph(name: str) -> None:
     r = shown(name, batch=3)
     kept = 0
