@@ -324,7 +324,7 @@ def test_the_full_size_graph_opens_in_a_session(name: str) -> None:
     every, *some = (Counter(n.op_type for n in graph(name, "fp16", logits).graph.node) for logits in forms(name))
     if some:
         last, few = some
-        assert every <= last
+        assert every <= last or not full(name).function.causal  # of the last layer's queries only some are wanted
         assert few - last == Counter(TopK=1, Cast=1)
     data = graph(name, "fp16", forms(name)[1 if some else 0]).SerializeToString()
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
