@@ -18,7 +18,7 @@ from tests.paths import DATA
 
 SMALL = 100  # entries of an initialiser that a node on the host may read
 HALF = {"float16", "bfloat16"}
-BOOLEAN = {"And", "Equal", "GreaterOrEqual", "Less", "Not"}
+BOOLEAN = {"And", "Equal", "GreaterOrEqual", "Less", "LessOrEqual", "Not"}
 INTEGER = {"ArgMax", "NonZero", "Shape"}
 RESULT = {
     "Where": 1,

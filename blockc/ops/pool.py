@@ -45,17 +45,15 @@ class Pool(Op):
 
     def onnx(self, g: OnnxBuilder, args: tuple[OnnxValue, ...], params: tuple[OnnxValue, ...]) -> Sequence[OnnxValue]:
         """A product of a row of weights with the tokens: 1 over their number at each, or 1 at one of them."""
-        x, mask = args
+        x, real = args[0], g.op("Cast", args[1], to=1)
         if self.type == "mean":
-            real = g.op("Cast", mask, to=1)
             count = g.op("ReduceSum", real, g.constant([1]), keepdims=1)
             weights = g.op("Div", real, g.op("Max", count, g.constant(np.array(1, np.float32))))
             row = g.op("Unsqueeze", g.narrow(weights), g.constant([1]))
             return [g.op("Squeeze", g.op("MatMul", row, x), g.constant([1]))]
-        at = g.op("ArgMax", mask, axis=1, keepdims=1, select_last_index=int(self.type == "last"))
+        at = g.op("ArgMax", real, axis=1, keepdims=1, select_last_index=int(self.type == "last"))
         taken = g.op("GatherND", x, at, batch_dims=1)
-        real = g.op("GatherElements", mask, at, axis=1)
-        return [g.op("Mul", taken, g.narrow(g.op("Cast", real, to=1)))]
+        return [g.op("Mul", taken, g.narrow(g.op("GatherElements", real, at, axis=1)))]
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:

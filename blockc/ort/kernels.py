@@ -47,7 +47,7 @@ KERNELS: Mapping[Provider, Mapping[str, frozenset[FloatType]]] = {
         "QMoE": _FP32,
     },
     "cuda": {
-        "Attention": _IEEE,
+        "Attention": _ALL,
         "GroupQueryAttention": _HALF,
         "SkipSimplifiedLayerNormalization": _ALL,
         "SkipLayerNormalization": _ALL,

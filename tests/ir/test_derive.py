@@ -52,6 +52,7 @@ from blockc.ir.derive import (
     Quantise,
     Reshape,
     Slice,
+    Transpose,
     add_derived,
     round_params,
 )
@@ -87,6 +88,8 @@ A, B = PARAMS["a"], PARAMS["b"]
         (Slice(("a",), 0, 2, axis=1), A[:, :2]),
         (Permute(("a",), (2, 0, 3, 1)), A[[2, 0, 3, 1]]),
         (Permute(("a",), (5, 4, 3, 2, 1, 0), axis=1), A[:, ::-1]),
+        (Transpose(("a",)), A.T),
+        (Transpose((Join(("a", "b")),)), np.concatenate((A, B)).T),
         (Interleave(("a", "b")), np.array([row for pair in zip(A, B, strict=True) for row in pair])),
         (Interleave(("a", "b"), axis=1), np.array([np.ravel([x, y], "F") for x, y in zip(A, B, strict=True)])),
         (Slice((Join((Permute(("a",), (3, 2, 1, 0)), "b")),), 3, 5), np.array([A[0], B[0]])),
@@ -110,6 +113,7 @@ def test_a_derivation_gives_what_it_says_and_in_the_shape_that_it_says(derivatio
         (Slice(("a",), 2, 2), ((4, 6),)),
         (Permute(("a",), (0, 0, 1, 2)), ((4, 6),)),
         (Reshape(("a",), (5, 5)), ((4, 6),)),
+        (Transpose(("a",)), ((4, 6, 2),)),
     ],
     ids=str,
 )
