@@ -43,8 +43,8 @@ matrix: $(VENV)/.test
 coverage: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
 
-# Real clients, each in an environment of its own: the oldest onnxruntime that each graph is said to run on. They are
-# fetched, and a test that finds no network says so.
+# Real clients, each in an environment of its own: the oldest onnxruntime that each graph is said to run on, and
+# sentence-transformers with a published model. They are fetched, and a test that finds no network says so.
 clients: $(VENV)/.test
 	BLOCKC_CLIENTS=1 $(BIN)/python -m pytest -m client -rs
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         table,
         twin,
     )
-    from blockc.api.running import bench, doctor, quality, run
+    from blockc.api.running import bench, doctor, embed, quality, rerank, run
     from blockc.api.tracing import Step, trace
     from blockc.api.words import explain, schema
     from blockc.authoring.newspec import NoDesignError
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from blockc.products.product import ProductError
     from blockc.proof import Proof
     from blockc.report import Report
+    from blockc.runtime.encoder import Ranked
     from blockc.runtime.opening import SessionError
     from blockc.source import Finding, SpecError
     from blockc.weights.checkpoint import has_weights
@@ -79,7 +80,7 @@ _MODULES = {
         "table",
         "twin",
     ),
-    "blockc.api.running": ("bench", "doctor", "quality", "run"),
+    "blockc.api.running": ("bench", "doctor", "embed", "quality", "rerank", "run"),
     "blockc.api.tracing": ("Step", "trace"),
     "blockc.api.words": ("explain", "schema"),
     "blockc.bench.measure": ("Bench",),
@@ -100,6 +101,7 @@ _MODULES = {
     "blockc.checks.policy": ("Policy",),
     "blockc.proof": ("Proof",),
     "blockc.report": ("Report",),
+    "blockc.runtime.encoder": ("Ranked",),
     "blockc.runtime.opening": ("SessionError",),
     "blockc.source": ("Finding", "SpecError"),
     "blockc.language.spec": ("Spec",),
@@ -132,6 +134,7 @@ __all__ = [
     "ProductError",
     "Proof",
     "Quality",
+    "Ranked",
     "Report",
     "RevisionError",
     "SessionError",
@@ -150,6 +153,7 @@ __all__ = [
     "compile",
     "diff",
     "doctor",
+    "embed",
     "expanded",
     "explain",
     "figures",
@@ -163,6 +167,7 @@ __all__ = [
     "policy",
     "quality",
     "quant_policy",
+    "rerank",
     "run",
     "schema",
     "show",

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from blockc.bench.quality import Quality
     from blockc.checks.doctor import Health
     from blockc.graph.target import Provider
+    from blockc.ir import Array
+    from blockc.runtime.encoder import Ranked
 
 
 @require_packages("run")
@@ -66,6 +68,57 @@ def run(
             if token is not None and token not in tokenizer.stop:
                 texts[i] += streams[i].push(token)
     return [text + stream.rest() for text, stream in zip(texts, streams, strict=True)]
+
+
+@require_packages("run")
+def embed(
+    folder: Path | str,
+    texts: Sequence[str],
+    *,
+    batch: int = 32,
+    prompt_name: str | None = None,
+    strict: bool = False,
+    provider: Provider = "cpu",
+    threads: int | None = None,
+    prepack: bool = False,
+) -> Array:
+    """The vectors of texts (N, D), float32, in their order, from a build whose spec has a pool and no head.
+
+    `prompt_name` names one of the model's prompts, which then stands before each text. A text that is too long is read
+    up to the model's limit; with `strict` it is refused. Raises SessionError. `blockc.runtime.Encoder` does the same
+    again and again with one open build.
+    """
+    from blockc.runtime import Encoder
+
+    return Encoder(folder, provider, threads, prepack or None).embed(
+        texts, batch, prompt_name=prompt_name, strict=strict
+    )
+
+
+@require_packages("run")
+def rerank(
+    folder: Path | str,
+    query: str,
+    documents: Sequence[str],
+    *,
+    batch: int = 32,
+    template: str | None = None,
+    strict: bool = False,
+    provider: Provider = "cpu",
+    threads: int | None = None,
+    prepack: bool = False,
+) -> list[Ranked]:
+    """The documents by their fit to a query, best first: each with its `index` in the list given and its `score`.
+
+    A build with one class reads the query with each document, and the score is sigmoid(logit); a build with vectors
+    reads each text by itself, and the score is their cosine. `Encoder.rerank` says what a template is. Raises
+    SessionError.
+    """
+    from blockc.runtime import Encoder
+
+    return Encoder(folder, provider, threads, prepack or None).rerank(
+        query, documents, batch, template=template, strict=strict
+    )
 
 
 def _quiet(_: str) -> None:

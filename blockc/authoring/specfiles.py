@@ -122,23 +122,24 @@ def _specs_below(folder: str) -> list[str]:
 # Writing
 
 
-def write_whole(path: Path, text: str, mode: int | None = None) -> None:
+def write_whole(path: Path, said: str | bytes, mode: int | None = None) -> None:
     """Writes a file under a temporary name, then renames it. A link is replaced; pipes and devices are written to.
 
-    `mode` are the file's permissions, by default those of a new file.
+    A text is written in UTF-8. `mode` are the file's permissions, by default those of a new file.
     """
+    data = said.encode() if isinstance(said, str) else said
     special = path.exists() and not path.is_symlink() and not path.is_file()
     try:
-        path.write_text(text, encoding="utf-8") if special else _write_whole(path, text, mode)
+        path.write_bytes(data) if special else _write_whole(path, data, mode)
     except OSError as error:  # the error may name the temporary file
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def _write_whole(path: Path, text: str, mode: int | None) -> None:
+def _write_whole(path: Path, data: bytes, mode: int | None) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
             os.fchmod(stream.fileno(), 0o666 & ~_umask() if mode is None else mode) if hasattr(os, "fchmod") else None
         os.replace(name, path)
     except BaseException:

@@ -141,7 +141,8 @@ def build(
         typer.Option(
             "--target",
             metavar="NAME",
-            help="Add the files that a runtime needs to load the folder: genai for onnxruntime-genai; may be repeated.",
+            help="Add the files that a runtime needs to load the folder: genai for onnxruntime-genai, or "
+            "sentence-transformers; may be repeated.",
         ),
     ] = NO_NAMES,
     assignments: Set = NOTHING,

@@ -1,4 +1,4 @@
-"""blockc run: text from a build with weights."""
+"""blockc run: text from a build with weights, vectors of texts, documents in the order of their fit to a query."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blockc.cli.common import ENVIRONMENT, USAGE, WRONG, app, plain_line, require_path, stop
+from blockc.cli import encode
+from blockc.cli.common import ENVIRONMENT, NOTHING, USAGE, WRONG, app, plain_line, require_path, stop
+from blockc.cli.files import Output
 from blockc.cli.terminal import reader_gone
 from blockc.graph.target import Provider
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from blockc.runtime.text import Tokenizer
 
 
+TOKENS = 128
 # Control characters, which could move a terminal's cursor or worse, are removed from a model's text, except \t, \n, \r.
 _CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10, 13})
 
@@ -29,10 +32,53 @@ def run(
     prompt: Annotated[
         list[str],
         typer.Option(
-            metavar="TEXT", help="The text to continue; - reads standard input. Several prompts run as one batch."
+            metavar="TEXT",
+            help="The text to continue; - reads standard input. Several prompts run as one batch.",
+            show_default=False,
         ),
-    ],
-    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="The most tokens to add to each prompt.")] = 128,
+    ] = NOTHING,
+    embed: Annotated[
+        list[str],
+        typer.Option(
+            metavar="TEXT",
+            help="Print the vector of this text; - reads texts from standard input, one a line. May be repeated.",
+            show_default=False,
+        ),
+    ] = NOTHING,
+    rerank: Annotated[
+        str | None,
+        typer.Option(metavar="QUERY", help="Print each --document, best first, behind its score for this query."),
+    ] = None,
+    document: Annotated[
+        list[str],
+        typer.Option(
+            metavar="TEXT",
+            help="A document for --rerank; - reads them from standard input, one a line. May be repeated.",
+            show_default=False,
+        ),
+    ] = NOTHING,
+    prompt_name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The prompt of the model that stands before each --embed, such as query."),
+    ] = None,
+    template: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="For --rerank: a text with {query} and {document}, which the model reads as one."
+        ),
+    ] = None,
+    batch: Annotated[
+        int, typer.Option(min=1, metavar="N", help="The most texts that are read at once, with --embed and --rerank.")
+    ] = encode.BATCH,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse texts that are too long, which --embed and --rerank else cut.")
+    ] = False,
+    format_: Annotated[
+        encode.Format,
+        typer.Option("--format", help="How vectors or scores are written; npy is a NumPy file of vectors."),
+    ] = "text",
+    output: Output = None,
+    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="The most tokens to add to each prompt.")] = TOKENS,
     ep: Annotated[Provider, typer.Option(help="The provider of onnxruntime to run on.")] = "cpu",
     cuda_graph: Annotated[
         bool,
@@ -76,7 +122,24 @@ def run(
         int | None, typer.Option(min=1, metavar="N", help="Threads of the CPU; all cores by default.")
     ] = None,
 ) -> None:
-    """Print the text that a model with weights writes after a prompt, and its speed on standard error."""
+    """Print the text that a model writes after a prompt, vectors of texts, or documents by their fit to a query."""
+    asked = encode.Asked(
+        embed, rerank, document, prompt_name=prompt_name, template=template, batch=batch, strict=strict,
+        format=format_, output=output,
+    )  # fmt: skip
+    of_prompts = {
+        "--prompt": bool(prompt), "--tokens": tokens != TOKENS, "--cuda-graph": cuda_graph,
+        "--temperature": temperature != 0, "--top-p": top_p is not None, "--top-k": top_k is not None,
+        "--seed": seed is not None, "--lookup": lookup != 0, "--chat": chat, "--system": system is not None,
+    }  # fmt: skip
+    if asked.option:
+        asked.refuse([option for option, on in of_prompts.items() if on])
+        encode.run(require_path(folder), ep, threads, prepack, asked)
+        return
+    if asked.idle:
+        stop(USAGE, f"{asked.idle[0]} is for {encode.FOR[asked.idle[0]]}")
+    if not prompt:
+        stop(USAGE, "nothing to run: give --prompt TEXT, --embed TEXT, or --rerank QUERY with --document TEXT")
     if system is not None and not chat:
         stop(USAGE, "--system is for an assistant: give --chat too")
     if cuda_graph and ep != "cuda":

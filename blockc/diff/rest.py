@@ -22,8 +22,8 @@ def compare_io(a: Side, b: Side) -> list[Change]:
 
 # The keys that an input or an output follows from.
 _WRITTEN_AT = {
-    "logits": ("head.classes", "head", "vocab"), "hidden": ("head",), "pooled": ("pool.type", "pool", "head"),
-    "token_type_ids": ("embedding.segments", "embedding"),
+    "logits": ("head.classes", "head", "vocab"), "last_hidden_state": ("head",),
+    "pooled": ("pool.type", "pool", "head"), "token_type_ids": ("embedding.segments", "embedding"),
 }  # fmt: skip
 
 

@@ -36,8 +36,8 @@ from blockc.source import Place
 def build_graph(decoder: Decoder) -> Function:
     """The root function of input_ids, attention_mask and position_ids, all (B, S), and token_type_ids with segments.
 
-    It gives logits (B, S, vocab) or (B, S, classes), behind a pool (B, classes). Without a head it gives hidden (B, S,
-    width), and with a pool pooled (B, D).
+    It gives logits (B, S, vocab) or (B, S, classes), behind a pool (B, classes). Without a head it gives
+    last_hidden_state (B, S, width), and with a pool pooled (B, D).
     """
     pieces = _Layers(decoder).pieces
     root = _Root(decoder)

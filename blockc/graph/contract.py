@@ -3,11 +3,12 @@
 The proof, the runtimes, reports and both emitters read it to feed a graph. It is written into a build's manifest, and
 `verify` derives it again.
 
-input_ids (B, S), attention_mask (B, T), position_ids (B, S), with a buffer write_indices (B), with segments
+input_ids (B, S), attention_mask (B, T), with states position_ids (B, S), with a buffer write_indices (B), with segments
 token_type_ids (B, S)
 logits (B, S, V), or (B, 1, V) of the last token alone, or (B, min(S, N), V) of the last N, or top_logits and top_tokens
 (B, 1, k)
-logits (B, classes) of a pooled text; without a head hidden (B, S, width), and of a pool pooled (B, D)
+logits (B, classes) of a pooled text; without a head last_hidden_state (B, S, width), and of a pool
+pooled (B, D)
 past_key_values.N.<state> and present.N.<state>: what the N-th op that remembers holds
 """
 
@@ -41,7 +42,7 @@ from blockc.ir import (
 IDS, MASK, POSITIONS, WHERE = "input_ids", "attention_mask", "position_ids", "write_indices"
 SEGMENTS = "token_type_ids"
 LOGITS, TOP_LOGITS, TOP_TOKENS = "logits", "top_logits", "top_tokens"
-HIDDEN, POOLED = "hidden", "pooled"
+HIDDEN, POOLED = "last_hidden_state", "pooled"
 _PAST, _PRESENT = "past_key_values", "present"
 _NAMED = re.compile(rf"{_PAST}\.([0-9]+)\.(\w+)", re.ASCII)
 

@@ -15,7 +15,7 @@ from blockc.ort.fuse import fuse
 from blockc.ort.join import join_projections
 from blockc.ort.pack import PackAttentions
 from blockc.ort.quantise import QuantiseMatrices
-from blockc.passes import keep_last_token, keep_top, one_token, verify_graph, with_buffer
+from blockc.passes import keep_last_token, keep_top, one_token, place_by_mask, verify_graph, with_buffer
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,10 @@ def _join_matrices(target: Target) -> tuple[Pass, ...]:
     return (join_projections,) if target.packed else ()
 
 
+def _place_by_mask(target: Target) -> tuple[Pass, ...]:
+    return (Plain(place_by_mask),)
+
+
 FLAT: tuple[Pass, ...] = (Plain(inline),)  # the start of every recipe
 STEPS: list[Callable[[Target], tuple[Pass, ...]]] = [
     _take_one,
@@ -84,6 +88,7 @@ STEPS: list[Callable[[Target], tuple[Pass, ...]]] = [
     _take_last,
     _take_top,
     _use_buffer,
+    _place_by_mask,
     _quantise,
     _pack_attentions,
     _join_matrices,

@@ -50,7 +50,7 @@ from blockc.products.registry import PRODUCTS
 from blockc.products.staging import commit, is_unfinished, make_ready, staging
 from blockc.proof import Proof, prove, targets_of
 from blockc.weights.checkpoint import linked_checkpoint
-from blockc.weights.companions import COMPANIONS, MAX_COMPANION
+from blockc.weights.companions import COMPANIONS, MAX_COMPANION, read_companion
 from blockc.weights.data import write_data
 from blockc.weights.inspection import inspect_codes
 from blockc.weights.plan import (
@@ -64,6 +64,7 @@ from blockc.weights.plan import (
     plan_weights,
 )
 from blockc.weights.safetensors import StoredTensor
+from blockc.weights.special import CONFIG
 
 COUNTED = {"portable": Target(), "cpu": Target("cpu"), "cuda": Target("cuda", "fp16")}
 MAX_MODEL = 1 << 31  # bytes of model.onnx; as many as the format allows
@@ -196,6 +197,7 @@ def write_build(
         large |= {DATA: None} if manifest.data else {}
         for name, data in files.items():
             with _name_in_errors(output.folder / name):
+                (stage / name).parent.mkdir(exist_ok=True)
                 (stage / name).write_bytes(data)
         names = (*large, *files)
         commit(stage, replace(output, coming={**large, **files}), names)
@@ -243,12 +245,16 @@ def make_product_files(
         return {}
     if plan is None:
         raise ProductError(f"{products[0].runtime} needs a model with weights: build with --weights PATH")
-    return make_all_files(products, product_inputs(model, target, plan.checkpoint.companions))
+    checkpoint = plan.checkpoint
+    config = read_companion(checkpoint.folder, CONFIG)
+    return make_all_files(products, product_inputs(model, target, checkpoint.companions, config))
 
 
-def product_inputs(model: Compiled, target: Target, companions: Mapping[str, bytes]) -> ProductInputs:
+def product_inputs(
+    model: Compiled, target: Target, companions: Mapping[str, bytes], config: bytes | None = None
+) -> ProductInputs:
     """What products may read of a model and a target."""
-    return ProductInputs(model.spec, target, model.contract(target), companions)
+    return ProductInputs(model.spec, target, model.contract(target), companions, config)
 
 
 def _make_onnx(model: Compiled, target: Target, references: Mapping[str, Reference] | None) -> bytes:
@@ -351,7 +357,8 @@ def _find_unlike_products(folder: Path, manifest: Manifest, model: Compiled) -> 
     companions = {name: read_bounded(folder / name, MAX_COMPANION) for name in manifest.files if name in COMPANIONS}
     products = choose_products(manifest.products, PRODUCTS)
     try:
-        made = make_all_files(products, product_inputs(model, manifest.target, companions))
+        config = read_bounded(folder / CONFIG, MAX_COMPANION) if CONFIG in manifest.files else None
+        made = make_all_files(products, product_inputs(model, manifest.target, companions, config))
     except ProductError:
         return [f"{MANIFEST}: products"]
     wanted = {name: digest(data) for name, data in made.items()}

@@ -124,13 +124,13 @@ def _name_pattern(states: Sequence[StatePort], state: str, port: Literal["past",
 
 def _refuse(contract: Contract) -> None:
     """Raises GenaiError for an input that genai does not feed, or a state that is not keys or values."""
-    for port in contract.inputs:
-        if port.name not in _INPUTS:
-            raise GenaiError(f"onnxruntime-genai does not feed model.onnx its input {port.name}")
     if not contract.held:
         raise GenaiError(
             "onnxruntime-genai generates with a cache, and this model has none: it looks both ways, or nothing attends"
         )
+    for port in contract.inputs:
+        if port.name not in _INPUTS:
+            raise GenaiError(f"onnxruntime-genai does not feed model.onnx its input {port.name}")
     if contract.output(LOGITS) is None:
         raise GenaiError("onnxruntime-genai picks from logits, and this graph gives none")
     numbered = sorted((held.number, held.state) for held in contract.held)

@@ -42,6 +42,13 @@ def identity_of(path: Path) -> Identity:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def refuse_detour(folder: Path, name: str) -> None:
+    """Raises FolderError where a file's own folder, such as 1_Pooling, is a link or a file: it would lie elsewhere."""
+    parent = (folder / name).parent
+    if parent != folder and os.path.lexists(parent) and not stat.S_ISDIR(parent.lstat().st_mode):
+        raise FolderError(f"{parent}: not a folder, and {name} is written there: move it, or choose another with --out")
+
+
 @dataclass(frozen=True)
 class OutputFolder:
     """The folder to which a build is written. `digests` caches sha256 by device, inode, size and mtime."""
@@ -57,6 +64,7 @@ class OutputFolder:
         for name in self.coming:
             if not writable(name):
                 raise FolderError(f"{self.folder / name}: a name that no build writes")
+            refuse_detour(self.folder, name)
             if (self.folder / name).is_dir() and not (self.folder / name).is_symlink():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.folder / name))
         if weights := [name for name in self.coming if is_weights(name) and there.is_last(name)]:

@@ -23,12 +23,16 @@ class ProductError(BlockcError):
 
 @dataclass(frozen=True)
 class ProductInputs:
-    """What a product may read: the spec, the target and contract of model.onnx, and the checkpoint's companions."""
+    """What a product may read: the spec, the target and contract of model.onnx, and the checkpoint's companions.
+
+    `config` is the checkpoint's config.json, which a build has where a product wants it.
+    """
 
     spec: Spec
     target: Target
     contract: Contract
     companions: Mapping[str, bytes]
+    config: bytes | None = None
 
 
 def _no_notes(beside: ProductInputs) -> Sequence[str]:
@@ -37,7 +41,8 @@ def _no_notes(beside: ProductInputs) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Product:
-    """`runtime` loads the folder. `names` are those of all files that the product may make, besides companions.
+    """`runtime` loads the folder. `names` are those of all files that the product may make, besides companions: each
+    in the build's folder, or in one folder below it.
 
     `requires` says why a target's graph is not accepted, or returns an empty string; `files` makes the files, and
     raises ProductError; `notes` are notes for the user.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockc.products import genai
+from blockc.products import genai, sentence
 from blockc.products.product import Product
 
-PRODUCTS: dict[str, Product] = {product.name: product for product in (genai.PRODUCT,)}
+PRODUCTS: dict[str, Product] = {product.name: product for product in (genai.PRODUCT, sentence.PRODUCT)}

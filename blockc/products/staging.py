@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict
 from blockc.basics.errors import shorten
 from blockc.basics.jsonfile import FileError, read_typed
 from blockc.products.manifest import MANIFEST, FolderError, is_weights, writable
-from blockc.products.ownership import Identity, OutputFolder, identity_of
+from blockc.products.ownership import Identity, OutputFolder, identity_of, refuse_detour
 
 try:
     import fcntl
@@ -149,10 +149,13 @@ def _carry_on(out: Path) -> None:
         (out / MANIFEST).unlink(missing_ok=True)
         for name in order.gone:
             _remove(out / name)
+            _remove_empty(out, name)
         for name in order.names:
             if os.path.lexists(decided / name):
+                (out / name).parent.mkdir(exist_ok=True)
                 os.replace(decided / name, out / name)
                 (decided / name).unlink(missing_ok=True)  # two names of one file: nothing was moved
+            _remove_empty(decided, name)
     for name in (_ORDER, _MARK):
         (decided / name).unlink(missing_ok=True)
     try:
@@ -168,8 +171,11 @@ def _read_order(out: Path) -> _Order:
         order = read_typed(decided / _ORDER, _Order)
     except (FileNotFoundError, FileError):
         raise FolderError(f"{decided}: not what a build leaves: remove it, and build again") from None
-    new = [name for name in order.names if os.path.lexists(decided / name)]
     odd = not all(map(writable, (*order.names, *order.gone))) or order.names[-1:] != [MANIFEST]
+    for name in [] if odd else (*order.names, *order.gone):
+        refuse_detour(out, name)
+        refuse_detour(decided, name)
+    new = [name for name in order.names if os.path.lexists(decided / name)]
     if odd or not all(stat.S_ISREG((decided / name).lstat().st_mode) for name in new):
         raise FolderError(f"{decided}: not what a build leaves: remove it, and build again")
     falls = [name for name in dict.fromkeys((*new, *order.gone)) if os.path.lexists(out / name)]
@@ -184,6 +190,13 @@ def _remove(path: Path) -> None:
     """Removes a file, except the last name of weights: the file to which it was linked may have been deleted."""
     if os.path.lexists(path) and not (is_weights(path.name) and path.lstat().st_nlink == 1 and not path.is_symlink()):
         path.unlink()
+
+
+def _remove_empty(folder: Path, name: str) -> None:
+    """Removes the folder of a file below this one, if nothing else is in it."""
+    if (parent := (folder / name).parent) != folder:
+        with suppress(OSError):
+            parent.rmdir()
 
 
 def _is_own(folder: Path) -> bool:

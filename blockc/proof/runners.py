@@ -30,7 +30,7 @@ Values = dict[str, Array]
 class Answer:
     """The outputs by name, the loss if labels were given, and the values of each chunk by name.
 
-    logits (B, length or calls, V) or (B, classes), hidden (B, length, width), pooled (B, D)
+    logits (B, length or calls, V) or (B, classes), last_hidden_state (B, length, width), pooled (B, D)
     """
 
     outputs: dict[str, Array]

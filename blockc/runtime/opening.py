@@ -104,7 +104,36 @@ class OpenModel:
 def open_model(
     folder: Path, provider: Provider, threads: int | None, prepack: bool | None, capture: bool = False
 ) -> OpenModel:
-    """Opens a build; with `capture` its decode steps are CUDA graphs. Raises SessionError.
+    """Opens a build that generates; with `capture` its decode steps are CUDA graphs. Raises SessionError."""
+    model = _open(folder, provider, threads, prepack, capture)
+    if not model.contract.held:
+        raise SessionError(
+            f"{folder}: the model has no cache, for instance because it attends both ways, so it cannot generate: run "
+            "it with --embed or --rerank, in Python with blockc.runtime.Encoder"
+        )
+    if capture and not model.contract.fixed:
+        raise SessionError(
+            f"{folder}: a layer's cache is a new tensor at each step, or changes as a whole: a CUDA graph needs a "
+            "cache into which a step writes its token"
+        )
+    return model
+
+
+def open_encoder(folder: Path, provider: Provider, threads: int | None, prepack: bool | None) -> OpenModel:
+    """Opens a build that reads whole texts, and keeps nothing between calls. Raises SessionError."""
+    model = _open(folder, provider, threads, prepack)
+    if model.contract.held:
+        raise SessionError(
+            f"{folder}: the model writes text, token by token: run it with --prompt. One that gives vectors of texts "
+            "has in its spec `head: none`, and `pool`"
+        )
+    return model
+
+
+def _open(
+    folder: Path, provider: Provider, threads: int | None, prepack: bool | None, capture: bool = False
+) -> OpenModel:
+    """Opens a build. Raises SessionError.
 
     `prepack` is None for what the build needs: codes are always prepacked, other matrices stay in their files' order.
 
@@ -130,10 +159,6 @@ def open_model(
     if found := find_misstated(manifest, made):
         raise SessionError(f"{folder / MANIFEST}: {found[0]} differs from the spec: build the folder again")
     contract = manifest.contract
-    if not contract.held:
-        raise SessionError(
-            f"{folder}: the model has no cache, for instance because it attends both ways, so it cannot generate"
-        )
     model = OpenModel(
         name=made.spec.name,
         context=made.spec.top.context,
@@ -149,11 +174,6 @@ def open_model(
         step = partial(_open_step, model, folder, made, threads, packs)
         model = replace(model, step=step, long=LONG_FLOATS if target.quant is None else LONG_CODES)
     _refuse_ports(folder, model)
-    if capture and not contract.fixed:
-        raise SessionError(
-            f"{folder}: a layer's cache is a new tensor at each step, or changes as a whole: a CUDA graph needs a "
-            "cache into which a step writes its token"
-        )
     return model
 
 

@@ -30,7 +30,7 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path, vocab: int | None = None) -> None:
-        self.known: Any = _read_tokenizer(folder / TOKENIZER_FILE)
+        self.known: Any = read_tokenizer(folder / TOKENIZER_FILE)
         files = {name: optional_object(folder / name) for name in FILES}
         try:
             self.stop = special_ids("eos", files, self.known.token_to_id, vocab, folder)
@@ -53,8 +53,7 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The ids of a text; with `special` also those that the tokenizer adds, which chat templates already have."""
-        whole = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # an argument may be any bytes
-        return list(self.known.encode(whole, add_special_tokens=special).ids)
+        return list(self.known.encode(whole_text(text), add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
@@ -86,6 +85,11 @@ class Tokenizer:
         return frozenset(str(token.content) for token in added if token.special)
 
 
+def whole_text(text: str) -> str:
+    """The text, with a mark for bytes that are not UTF-8: an argument may be any bytes."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def _letters() -> Iterator[tuple[str, int]]:
     """(Letter, byte) of a byte-level vocabulary: bytes printable in Latin-1 are themselves, others follow from 256."""
     others = 256
@@ -98,7 +102,8 @@ def _letters() -> Iterator[tuple[str, int]]:
 _LETTERS = dict(_letters())
 
 
-def _read_tokenizer(path: Path) -> Any:
+def read_tokenizer(path: Path) -> Any:
+    """tokenizer.json as the package's object. Raises SessionError; ModuleNotFoundError without the package."""
     try:
         data = read_bounded(path, MAX_TOKENIZER)
     except FileNotFoundError:

@@ -1,7 +1,8 @@
 """The small files that a runtime needs beside the weights. They are untrusted, and checked as they are read.
 
-config.json is not one of them: the spec replaces it, and must agree with it. Special tokens that only config.json has
-are added to generation_config.json, and what it says of a classifier's logits becomes labels.json.
+config.json is not one of them, and lies in a build only where a product needs it: the spec replaces it, and must agree
+with it. Special tokens that only config.json has are added to generation_config.json, and what it says of a
+classifier's logits becomes labels.json.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_COMPANION = 1 << 28  # bytes
 
 def read_companions(folder: Path) -> dict[str, bytes]:
     """The companions in the folder of a checkpoint, by name. Raises CheckpointError."""
-    held = {name: _read_companion(folder, name) for name in COMPANIONS}
+    held = {name: read_companion(folder, name) for name in COMPANIONS}
     return {name: data for name, data in held.items() if data is not None}
 
 
@@ -52,7 +53,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(reason_of(path, error)) from None
 
 
-def _read_companion(folder: Path, name: str) -> bytes | None:
+def read_companion(folder: Path, name: str) -> bytes | None:
+    """A file beside the weights, or None. Raises CheckpointError."""
     path = folder / name
     if path.is_symlink():
         _refuse_link_out(path)

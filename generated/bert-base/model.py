@@ -93,9 +93,9 @@ class Layer(nn.Module):
 
 @dataclass
 class Output:
-    """hidden (B, S, 768); pooled (B, 768)."""
+    """last_hidden_state (B, S, 768); pooled (B, 768)."""
 
-    hidden: Tensor
+    last_hidden_state: Tensor
     pooled: Tensor
 
 
@@ -103,7 +103,7 @@ torch.export.register_dataclass(Output, serialized_type_name="bert-base.Output")
 
 
 class Model(nn.Module):
-    """Token ids to hidden and pooled: an encoder of 12 layers, 768 wide, over 30522 tokens."""
+    """Token ids to last_hidden_state and pooled: an encoder of 12 layers, 768 wide, over 30522 tokens."""
 
     def __init__(self) -> None:
         super().__init__()

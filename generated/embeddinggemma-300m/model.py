@@ -148,9 +148,9 @@ class Layer(nn.Module):
 
 @dataclass
 class Output:
-    """hidden (B, S, 768); pooled (B, 768)."""
+    """last_hidden_state (B, S, 768); pooled (B, 768)."""
 
-    hidden: Tensor
+    last_hidden_state: Tensor
     pooled: Tensor
 
 
@@ -158,7 +158,7 @@ torch.export.register_dataclass(Output, serialized_type_name="embeddinggemma-300
 
 
 class Model(nn.Module):
-    """Token ids to hidden and pooled: an encoder of 24 layers, 768 wide, over 262144 tokens."""
+    """Token ids to last_hidden_state and pooled: an encoder of 24 layers, 768 wide, over 262144 tokens."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -92,9 +92,9 @@ class Layer(nn.Module):
 
 @dataclass
 class Output:
-    """hidden (B, S, 384); pooled (B, 384)."""
+    """last_hidden_state (B, S, 384); pooled (B, 384)."""
 
-    hidden: Tensor
+    last_hidden_state: Tensor
     pooled: Tensor
 
 
@@ -102,7 +102,7 @@ torch.export.register_dataclass(Output, serialized_type_name="minilm-l6.Output")
 
 
 class Model(nn.Module):
-    """Token ids to hidden and pooled: an encoder of 6 layers, 384 wide, over 30522 tokens."""
+    """Token ids to last_hidden_state and pooled: an encoder of 6 layers, 384 wide, over 30522 tokens."""
 
     def __init__(self) -> None:
         super().__init__()

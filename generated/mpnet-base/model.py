@@ -120,9 +120,9 @@ class Layer(nn.Module):
 
 @dataclass
 class Output:
-    """hidden (B, S, 768); pooled (B, 768)."""
+    """last_hidden_state (B, S, 768); pooled (B, 768)."""
 
-    hidden: Tensor
+    last_hidden_state: Tensor
     pooled: Tensor
 
 
@@ -130,7 +130,7 @@ torch.export.register_dataclass(Output, serialized_type_name="mpnet-base.Output"
 
 
 class Model(nn.Module):
-    """Token ids to hidden and pooled: an encoder of 12 layers, 768 wide, over 30527 tokens."""
+    """Token ids to last_hidden_state and pooled: an encoder of 12 layers, 768 wide, over 30527 tokens."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -122,9 +122,9 @@ class Layer(nn.Module):
 
 @dataclass
 class Output:
-    """hidden (B, S, 1024); pooled (B, 1024)."""
+    """last_hidden_state (B, S, 1024); pooled (B, 1024)."""
 
-    hidden: Tensor
+    last_hidden_state: Tensor
     pooled: Tensor
 
 
@@ -132,7 +132,7 @@ torch.export.register_dataclass(Output, serialized_type_name="qwen3-embedding-0.
 
 
 class Model(nn.Module):
-    """Token ids to hidden and pooled: an encoder of 28 layers, 1024 wide, over 151669 tokens."""
+    """Token ids to last_hidden_state and pooled: an encoder of 28 layers, 1024 wide, over 151669 tokens."""
 
     def __init__(self) -> None:
         super().__init__()

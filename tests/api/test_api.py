@@ -67,7 +67,9 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     functions = {name for name in api.__all__ if inspect.isfunction(getattr(api, name))}
     assert functions - asked == {
         "bench",
+        "embed",
         "quality",
+        "rerank",
         "run",
         "has_weights",
         "imported_spec",

@@ -26,7 +26,7 @@ from tests.reference.models import OUTSIDE, twin
 FOLDER = Path(__file__).parent
 TOKENS, FIRST = 12, 6  # the rows stored lie beyond Gemma's window
 LENGTHS = (3, 7, 10, 12)
-OUTPUTS = ("logits", "hidden", "pooled")
+OUTPUTS = ("logits", "last_hidden_state", "pooled")
 
 
 def golden(name: str) -> dict[str, Any]:

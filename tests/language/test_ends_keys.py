@@ -55,10 +55,10 @@ def ports(change: str) -> tuple[dict[str, tuple[int | str, ...]], dict[str, tupl
 
 
 OUTPUTS = {
-    "head: none\n": {"hidden": ("B", "S", 8)},
-    "head: none\npool: {type: mean}\n": {"hidden": ("B", "S", 8), "pooled": ("B", 8)},
+    "head: none\n": {"last_hidden_state": ("B", "S", 8)},
+    "head: none\npool: {type: mean}\n": {"last_hidden_state": ("B", "S", 8), "pooled": ("B", 8)},
     "head: none\npool: {type: last, dense: [{width: 20}, {width: 5}], unit: true}\n": {
-        "hidden": ("B", "S", 8),
+        "last_hidden_state": ("B", "S", 8),
         "pooled": ("B", 5),
     },
     "head: {classes: 3}\n": {"logits": ("B", "S", 3)},

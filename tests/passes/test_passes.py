@@ -53,7 +53,7 @@ from blockc.ops import (
     Visible,
     VisibleBothWays,
 )
-from blockc.passes import keep_last_token, one_token, verify_graph, with_buffer, with_cache
+from blockc.passes import keep_last_token, one_token, place_by_mask, verify_graph, with_buffer, with_cache
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.source import parse
 from blockc.weights.rules import random_parameters
@@ -528,6 +528,40 @@ def test_the_last_token_of_later_chunks_with_a_cache() -> None:
     ids = np.random.RandomState(3).randint(0, 96, (2, 12))
     wanted, got = full(made.function, ids, params), decode(made.flatten(LAST), ids, params, (7, 1, 4))
     np.testing.assert_allclose(got, wanted[:, [6, 7, 11]], atol=1e-9)
+
+
+# positions by the mask
+
+ENCODERS = {
+    "learned": SMALL.replace(", rope: {theta: 100, pairing: half}", ", causal: false") + "positions: {type: learned}\n",
+    "offset": SMALL.replace(", rope: {theta: 100, pairing: half}", ", causal: false")
+    + "positions: {type: learned, offset: 2}\n",
+    "rope": SMALL.replace("heads: 4,", "heads: 4, causal: false, window: {each_side: 2},"),
+    "last token": SMALL.replace("head: {tied: false}", "head: none\npool: {type: last}"),
+}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("text", ENCODERS.values(), ids=ENCODERS)
+def test_a_graph_without_a_past_counts_its_positions(text: str, side: str) -> None:
+    """As they would be given, for every token that is none of the padding."""
+    made = said(text)
+    given, _ = padded(side)
+    placed = place_by_mask(made.graph)
+    verify_graph(placed)
+    assert [n.name for n in placed.inputs] == ["input_ids", "attention_mask"]
+    params = random_parameters(made.function, seed=6)
+    whole = interp.interpret(made.graph, given, params)
+    ours = interp.interpret(placed, {name: given[name] for name in ("input_ids", "attention_mask")}, params)
+    real = given["attention_mask"] == 1
+    for name, wanted in whole.items():
+        at = real if wanted.ndim == 3 else np.s_[:]
+        np.testing.assert_allclose(ours[name][at], wanted[at], atol=1e-12)
+
+
+def test_a_graph_with_a_past_takes_its_positions() -> None:
+    flat = twin("llama3-8b").graph
+    assert place_by_mask(flat) is flat
 
 
 # inline

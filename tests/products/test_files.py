@@ -28,6 +28,7 @@ from blockc.proof import Proof
 from blockc.runtime import Session, SessionError
 from blockc.weights.plan import DATA
 from tests.checkpoints import ROOT, save, save_sharded, tensors, twin
+from tests.tiny_encoders import build, save_embedder
 
 HOLDS = Proof("twin", ())
 
@@ -640,6 +641,9 @@ def test_what_a_build_may_write_is_what_builds_write(spec: Path, weights: Path, 
     found |= {path.name for path in proved.files}
     long = api.build(model, tmp_path / "step", target=Target("cpu"), weights=weights)
     found |= {path.name for path in long.files}
+    save_embedder(tmp_path / "embedder")
+    out = build(tmp_path / "embedder", tmp_path / "sentence", products=["sentence-transformers"])
+    found |= {name for name in read_manifest(out).files if (out / name).is_file()}
     assert found == {*file_names(), MANIFEST, DATA, "model.safetensors"}
 
 

@@ -24,7 +24,7 @@ torch.set_num_threads(1)  # the twins are too small to share out
 FOLDER = ROOT / "tests" / "golden"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 RENEW = "python -m tests.golden.renew"
-OUTPUTS = ("logits", "hidden", "pooled")
+OUTPUTS = ("logits", "last_hidden_state", "pooled")
 DIGITS = 1e-6  # they are stored to seven significant digits
 TOLERANCE = {"oracle": 5e-6, "torch": 3e-5, "onnxruntime": 3e-5}  # of their standard deviation
 

@@ -21,7 +21,7 @@ IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}  # within the twin'
 PLAIN = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh"}
 NORM = ("type", "eps", "bias")
-NAMES = {"last_hidden_state": "hidden", "pooler_output": "pooled", "prediction_logits": "logits"}
+NAMES = {"last_hidden_state": "last_hidden_state", "pooler_output": "pooled", "prediction_logits": "logits"}
 
 
 def _norm(keys: Keys) -> float:
@@ -228,11 +228,11 @@ def with_pool(run: Outputs, keys: Keys, params: Params) -> Outputs:
     assert isinstance(dense, list) and all(not each.keys() - {"width"} for each in dense)
 
     def pooled(tokens: Array) -> dict[str, Array]:
-        hidden = run(tokens)["hidden"]
+        hidden = run(tokens)["last_hidden_state"]
         vector = {"mean": hidden.mean(1), "first": hidden[:, 0], "last": hidden[:, -1]}[pool["type"]]
         for number in range(1, len(dense) + 1):
             vector = vector @ params[f"dense_{number}.weight"].T
         length = np.linalg.norm(vector, axis=-1, keepdims=True)
-        return {"hidden": hidden, "pooled": vector / length if pool.get("unit") else vector}
+        return {"last_hidden_state": hidden, "pooled": vector / length if pool.get("unit") else vector}
 
     return pooled

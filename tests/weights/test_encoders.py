@@ -73,9 +73,9 @@ def theirs(model: Any, given: Mapping[str, Array]) -> Iterator[dict[str, Array]]
     for row, mask in enumerate(given["attention_mask"]):
         with torch.no_grad():
             outputs = model(**{key: torch.tensor(given[key][row, mask == 1])[None] for key in keys})
-        names = {"prediction_logits": "logits", "last_hidden_state": "hidden", "pooler_output": "pooled"}
+        names = {"prediction_logits": "logits", "last_hidden_state": "last_hidden_state", "pooler_output": "pooled"}
         made = {names.get(key, key): value[0].numpy() for key, value in outputs.items() if hasattr(value, "numpy")}
-        yield {key: value for key, value in made.items() if key in ("logits", "hidden", "pooled")}
+        yield {key: value for key, value in made.items() if key in ("logits", "last_hidden_state", "pooled")}
 
 
 def ours(folder: Path, given: Mapping[str, Array]) -> dict[str, Array]:
@@ -124,7 +124,7 @@ def test_a_folder_of_sentence_transformers_computes_the_same(
     name: str, mode: str, acts: list[str], tmp_path: Path
 ) -> None:
     model, given = saved(name, CASES[name], tmp_path), feeds()
-    vectors = np.stack([POOL[mode](row["hidden"]) for row in theirs(model, given)])
+    vectors = np.stack([POOL[mode](row["last_hidden_state"]) for row in theirs(model, given)])
     of = "sentence_transformers.models"
     modules = [{"path": "", "type": f"{of}.Transformer"}, {"path": "1_Pooling", "type": f"{of}.Pooling"}]
     configs: dict[str, Config] = {"1_Pooling": {"embedding_dimension": 32, "pooling_mode": mode}}
