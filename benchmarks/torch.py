@@ -15,7 +15,6 @@ import ctypes
 import datetime
 import gc
 import json
-import math
 import statistics
 import tempfile
 import time
@@ -32,6 +31,7 @@ import transformers
 import blockc
 from benchmarks.peers.__main__ import machine_facts
 from benchmarks.peers.render import DOCS, ROOT, digits, laid, markdown
+from benchmarks.ratios import compare
 from blockc import api
 from blockc.bench.turns import order_of_turn
 from blockc.language.spec import resolve_spec
@@ -156,21 +156,11 @@ def timed(ready: Mapping[str, Ready], pieces: int, turns: int) -> Figures:
 
 
 def compared(ours: Sequence[float], theirs: Sequence[float]) -> Figures:
-    """Both medians; the median of the turns' own ratios, and an interval that holds it in 95 of 100 runs."""
+    """Both medians, and the ratios of the turns."""
     ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
-    out = outside(len(ratios))
     return {
-        OURS: statistics.median(ours), THEIRS: statistics.median(theirs), "ratio": statistics.median(ratios),
-        "low": ratios[out], "high": ratios[-1 - out], "ratios": ratios,
+        OURS: statistics.median(ours), THEIRS: statistics.median(theirs), **compare(ours, theirs), "ratios": ratios,
     }  # fmt: skip
-
-
-def outside(count: int) -> int:
-    """How many sorted ratios may be left out at either end of that interval, by the law of a fair coin."""
-    tail, out = 0.0, 0
-    while (tail := tail + math.comb(count, out) / 2**count) <= 0.025:
-        out += 1
-    return max(out - 1, 0)
 
 
 def measured(name: str, layers: int, turns: int) -> Figures:

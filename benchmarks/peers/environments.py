@@ -23,14 +23,18 @@ class Missing(Exception):
     """A peer that cannot be installed here, and why."""
 
 
-def python(cache: Path, name: str) -> str:
-    """The interpreter of an environment, which is made first where it is not there yet. Raises Missing."""
+def python(cache: Path, name: str, requirements: Path | None = None) -> str:
+    """The interpreter of an environment, which is made first where it is not there yet. Raises Missing.
+
+    `requirements` is the file that pins it, where that is not among those of the peers.
+    """
     if name == OWN:
         return sys.executable
-    folder, wanted = cache / "environments" / name, (HERE / "requirements" / f"{name}.txt").read_text()
+    pinned = requirements or HERE / "requirements" / f"{name}.txt"
+    folder, wanted = cache / "environments" / name, pinned.read_text()
     done = folder / "installed.txt"
     if not (done.is_file() and done.read_text() == wanted):
-        _made(folder, HERE / "requirements" / f"{name}.txt")
+        _made(folder, pinned)
         done.write_text(wanted)
     return str(folder / "bin" / "python")
 
@@ -42,7 +46,7 @@ def pins() -> dict[str, dict[str, str]]:
 
 
 def _made(folder: Path, requirements: Path) -> None:
-    print(f"installing {requirements.stem}, once", flush=True)
+    print(f"installing {folder.name}, once", flush=True)
     environment = os.environ | {"CMAKE_ARGS": llama_flags(Path("/proc/cpuinfo").read_text())}
     install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for command in ([sys.executable, "-m", "venv", str(folder)], [*install, "-r", str(requirements)]):

@@ -33,9 +33,9 @@ def exported(
     print(f"exporting {name}", flush=True)
     given = dict(paths) | {"out": out, "cache": cache / "builder"}
     command = [interpreter, str(HERE / "exports" / "measured.py"), "PEAK", *filled(export.command, "exports", given)]
-    taken = [_once(command, out, pinned)]
+    taken = [once(command, out, pinned)]
     while not export.kept and len(taken) < TIMES and taken[0]["seconds"] < LONG:
-        taken.append(_once(command, out, pinned))
+        taken.append(once(command, out, pinned))
     made = {key: statistics.median(each[key] for each in taken) for key in ("seconds", "peak")}
     made["disk"] = size(out, Path(paths["checkpoint"]))
     made |= nodes(out)
@@ -43,7 +43,8 @@ def exported(
     return made
 
 
-def _once(command: list[str], out: Path, pinned: Sequence[int]) -> dict[str, float]:
+def once(command: list[str], out: Path, pinned: Sequence[int]) -> dict[str, float]:
+    """{"seconds", "peak"} of an export by measured.py, where PEAK stands for its file. Raises Missing."""
     shutil.rmtree(out, ignore_errors=True)
     peak, log = out.with_name(f"{out.name}.peak"), out.with_name(f"{out.name}.log")
     peak.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +81,9 @@ def nodes(out: Path) -> dict[str, float]:
     for path in sorted(out.rglob("*.onnx")):
         graph = onnx.load(path, load_external_data=False).graph
         kinds = [n.op_type for n in graph.node if n.op_type != "Constant"]
-        kind = next(kind for kind in ("GroupQueryAttention", "Attention", "Softmax") if kind in kinds)
+        kind = next(
+            kind for kind in ("GroupQueryAttention", "MultiHeadAttention", "Attention", "Softmax") if kind in kinds
+        )
         at = [i for i, held in enumerate(kinds) if held == kind]
         return {"nodes": statistics.median_low(b - a for a, b in itertools.pairwise(at))}
     return {}

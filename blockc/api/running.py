@@ -132,6 +132,8 @@ def bench(
     *,
     prefill: Sequence[int] = (128, 512),
     decode: Sequence[int] = (128, 1024),
+    encode: Sequence[int] | None = None,
+    batch: Sequence[int] = (32, 1),
     threads: int | None = None,
     turns: int = 5,
     provider: Provider = "cpu",
@@ -143,6 +145,10 @@ def bench(
 ) -> Bench:
     """Measures prefill and decode of builds in turns, each in its own process, beside the machine's floor.
 
+    `prefill` and `decode` are lengths in tokens. Builds without a cache, such as encoders, read batches of texts
+    instead: `encode` has the tokens of a text, 16, 128 and 512 by default as far as they are within the context, and
+    `batch` the texts of a batch.
+
     `ops` adds what a decode step takes by operator, by onnxruntime's own profile, on the CPU alone. `text` is a file in
     UTF-8 after which each build writes `tokens` more tokens, 128 by default, token by token and with `lookup` as
     `Session.generate` has it. None is lookup of 7 for the builds that have it; a number is for all of them, 0 for none.
@@ -150,21 +156,19 @@ def bench(
     `said` is called with a line for each step. The result's `text()` and `data()` are what the command prints. Raises
     SessionError and WorkerError.
     """
-    from blockc.bench.measure import Measure, find_entries, run_bench
+    from blockc.bench.asked import Asked
+    from blockc.bench.measure import find_entries, measures_of, run_bench
     from blockc.bench.writing import read_prompt
 
-    measures = [*(Measure("prefill", n) for n in prefill), *(Measure("decode", n) for n in decode)]
-    if not measures and text is None:
-        raise UsageError("nothing to measure: give lengths of prefill or decode, or a text")
-    if bad := [n for n in (turns, *prefill, *decode, *([] if threads is None else [threads])) if n < 1]:
-        raise UsageError(f"{bad[0]}: expected numbers of tokens, turns and threads, 1 or more")
-    if ops and not decode:
-        raise UsageError("is for decode steps: give lengths of decode", "ops")
+    if bad := [n for n in (turns, *([] if threads is None else [threads])) if n < 1]:
+        raise UsageError(f"{bad[0]}: expected numbers of turns and threads, 1 or more")
+    asked = Asked(prefill, decode, encode, batch, ops, text is not None)
     if ops and provider == "cuda":
         raise UsageError("is for the CPU: of cuda, onnxruntime's profile has the launches of kernels alone", "ops")
     _refuse_writing(text is not None, lookup, tokens)
     prompt = None if text is None else read_prompt(Path(text), tokens, lookup)
     found = find_entries(Path(folder), [Path(other) for other in against])
+    measures = measures_of(found, asked)
     return run_bench(
         found, measures, provider=provider, threads=threads, turns=turns, ops=ops, prompt=prompt, said=said
     )

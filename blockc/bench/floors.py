@@ -2,9 +2,10 @@
 
 decode at context N     (bytes of the weights that a step reads + bytes of keys and values at N) / bandwidth
 prefill of N            the larger of the same at N, and FLOPs / the rate of the machine's best matrix product
+encode B x N            the larger of bytes of the weights / bandwidth, and FLOPs of the B texts / that rate
 
-Logits are those of the last token, so work for them is counted once. Rows that are looked up in tables are not counted;
-the matrix of a tied head is, like any other.
+A decoder's logits are those of the last token, so work for them is counted once. Rows that are looked up in tables are
+not counted; the matrix of a tied head is, like any other.
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ class Work:
         """Milliseconds."""
         return max(self.decode(tokens, bytes_s), 1000 * self.flops(tokens) / flops_s)
 
+    def encode(self, rows: int, tokens: int, bytes_s: float, flops_s: float | None) -> float:
+        """Milliseconds."""
+        computing = rows * self.flops(tokens) / flops_s if flops_s else 0.0
+        return 1000 * max(self.weights / bytes_s, computing)
+
     def products(self) -> list[Shape]:
         """(K, M) of the largest matrices that all tokens of a prompt are multiplied with."""
         whole = [n.op for n in self._served.nodes if isinstance(n.op, Linear) and n.types[0].shape[1].value is None]
@@ -66,8 +72,8 @@ class Work:
 
     @cached_property
     def _served(self) -> Function:
-        """With a cache, and logits of the last token alone."""
-        return self.model.flatten(Target(logits="last"))
+        """With a cache, and logits of the last token alone, where the model has both."""
+        return self.model.flatten(Target(logits="last" if self.model.served.causal and self.model.by_token else "all"))
 
 
 def _flops(n: Node, tokens: int) -> int:

@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from blockc.bench.asked import Asked, Measure
+from blockc.bench.encoders import CONFIG, Sizes, is_encoder, sizes_of
 from blockc.bench.floors import Work
 from blockc.bench.opening import disk_of, is_build, is_shared
 from blockc.bench.turns import (
@@ -25,47 +27,31 @@ from blockc.bench.writing import Prompt, Writing, encode_prompt, prepare_writing
 from blockc.graph.target import Provider
 from blockc.language.spec import load
 from blockc.pipeline.compiled import compile_spec
+from blockc.products.manifest import MODEL
 from blockc.runtime import SessionError
 from blockc.runtime.opening import manifest_of
 
-STEPS = 32  # of decode in each turn
 _READS, _PRODUCTS = 5, 5
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Measure:
-    """Prefill of a prompt with this many tokens, or decode steps after this many."""
-
-    do: Literal["prefill", "decode"]
-    tokens: int
-
-    def __str__(self) -> str:
-        return f"{self.do} {'at ' if self.do == 'decode' else ''}{self.tokens}"
-
-    @property
-    def request(self) -> dict[str, int]:
-        if self.do == "prefill":
-            return {"tokens": self.tokens, "repeat": 1}
-        return {"context": self.tokens, "steps": STEPS}
-
-    def rate(self, ms: float) -> float:
-        """Tokens per second."""
-        return 1000 * (self.tokens if self.do == "prefill" else 1) / ms
-
-
-@dataclass(frozen=True)
 class BenchEntry:
-    """A folder to measure; another tool's graph may be entered twice. `work` gives a build's floor."""
+    """A folder to measure; another tool's graph may be entered twice. `work` gives a build's floor.
+
+    `sizes` are those of an encoder, which reads whole texts; None: a decoder.
+    """
 
     name: str
     folder: Path
     shared: bool = False
     work: Work | None = None
+    sizes: Sizes | None = None
 
     def command(self, provider: Provider) -> list[str]:
         shared = ["--shared"] if self.shared else []
-        return worker_command("blockc.bench.candidate", str(self.folder), "--provider", provider, *shared)
+        worker = "blockc.bench.candidate" if self.sizes is None else "blockc.bench.encoders"
+        return worker_command(worker, str(self.folder), "--provider", provider, *shared)
 
 
 @dataclass(frozen=True)
@@ -172,7 +158,7 @@ class Bench:
 
 
 def find_entries(folder: Path, against: Sequence[Path]) -> list[BenchEntry]:
-    """The entries of all folders, with distinct names. Raises SessionError."""
+    """The entries of all folders, all decoders or all encoders, with distinct names. Raises SessionError."""
     folders = [folder, *against]
     plain = [Path(os.path.abspath(path)).name for path in folders]
     names = plain if len(set(plain)) == len(plain) else [str(path) for path in folders]
@@ -180,12 +166,35 @@ def find_entries(folder: Path, against: Sequence[Path]) -> list[BenchEntry]:
         raise SessionError(f"{max(names, key=names.count)}: is given twice")
     found: list[BenchEntry] = []
     for name, path in zip(names, folders, strict=True):
-        if is_build(path):
-            found.append(BenchEntry(name, path, work=_work_of(path)))
-        else:
-            found.append(BenchEntry(name, path))
-            found += [BenchEntry(f"{name}, shared cache", path, shared=True)] if is_shared(path) else []
+        work = _work_of(path) if is_build(path) else None
+        if is_encoder(path):
+            found.append(BenchEntry(name, path, work=work, sizes=sizes_of(path)))
+            continue
+        found.append(BenchEntry(name, path, work=work))
+        found += [BenchEntry(f"{name}, shared cache", path, shared=True)] if work is None and is_shared(path) else []
+    if other := next((each for each in found if (each.sizes is None) != (found[0].sizes is None)), None):
+        without, having = (other, found[0]) if found[0].sizes is None else (found[0], other)
+        raise SessionError(f"{without.name} has no cache, and {having.name} has one: they are not measured alike")
     return found
+
+
+def find_vocab(found: Sequence[BenchEntry]) -> int | None:
+    """How many tokens all encoders have; None of decoders. Raises SessionError where no file says it."""
+    if found[0].sizes is None:
+        return None
+    said = [entry.sizes.vocab for entry in found if entry.sizes and entry.sizes.vocab]
+    if not said:
+        folder = found[0].folder
+        raise SessionError(f"{folder}: its vocabulary is not known: a {CONFIG} beside {MODEL} says vocab_size")
+    return min(said)
+
+
+def measures_of(found: Sequence[BenchEntry], asked: Asked) -> list[Measure]:
+    """What is measured of all entries. Raises UsageError for what does not fit them."""
+    sizes = [entry.sizes for entry in found if entry.sizes is not None]
+    if not sizes:
+        return asked.of_decoders()
+    return asked.of_encoders(min((each.context for each in sizes if each.context), default=None))
 
 
 def _work_of(folder: Path) -> Work:
@@ -243,11 +252,13 @@ def _write(bench: Bench, workers: Mapping[str, Worker], prompt: Prompt, said: Sa
 def _measure(bench: Bench, workers: Mapping[str, Worker], gauge: Worker | None, said: Say) -> None:
     """Measures all candidates. `gauge` is the machine's worker, asked before and after each measure."""
     found = [candidate.entry for candidate in bench.candidates]
+    vocab = find_vocab(found)
+    tokens = {} if vocab is None else {"vocab": vocab}
     bench.machine = gauge and gauge.ask("load", threads=bench.threads)
     for measure in bench.measures:
         said(f"{measure}, {_turns(bench)}")
         before = gauge and _measure_speed(gauge, measure, found)
-        answers = ask_by_turns(workers, bench.turns, measure.do, **measure.request)
+        answers = ask_by_turns(workers, bench.turns, measure.do, **measure.request, **tokens)
         after = gauge and _measure_speed(gauge, measure, found)
         for candidate in bench.candidates:
             candidate.ms[measure] = join_answers(answers[candidate.entry.name], "ms")
@@ -274,7 +285,7 @@ def _profile(bench: Bench, workers: Mapping[str, Worker], said: Say) -> None:
 def _load(entry: BenchEntry, worker: Worker, threads: int, measures: Sequence[Measure], said: Say) -> Candidate:
     answer = worker.ask("load", threads=threads)
     said(f"{entry.name}: opened in {answer['seconds']:.2f} s")
-    longest = max((m.tokens + (STEPS + 1) * (m.do == "decode") for m in measures), default=0)
+    longest = max((measure.needs for measure in measures), default=0)
     if longest > answer.get("context", longest):
         raise WorkerError(f"{entry.name}: {longest} tokens are needed, and its context is {answer['context']}")
     return Candidate(entry, disk_of(entry.folder), answer)
@@ -283,9 +294,9 @@ def _load(entry: BenchEntry, worker: Worker, threads: int, measures: Sequence[Me
 def _measure_speed(gauge: Worker, measure: Measure, found: Sequence[BenchEntry]) -> Speed:
     bytes_s = max(gauge.ask("read", repeat=_READS)["bytes_s"])
     shapes = {shape: None for entry in found if entry.work for shape in entry.work.products()}
-    if measure.do == "decode" or not shapes:
+    if not measure.multiplied or not shapes:
         return Speed(bytes_s)
-    best = gauge.ask("product", rows=measure.tokens, shapes=list(shapes), repeat=_PRODUCTS)
+    best = gauge.ask("product", rows=measure.multiplied, shapes=list(shapes), repeat=_PRODUCTS)
     return Speed(bytes_s, best["flops_s"], best["by"])
 
 
@@ -305,6 +316,8 @@ def _lay_floors(bench: Bench) -> None:
 
 def floor_of(work: Work, measure: Measure, speed: Speed) -> float:
     """Milliseconds."""
+    if measure.do == "encode":
+        return work.encode(measure.rows, measure.tokens, speed.bytes_s, speed.flops_s)
     if measure.do == "decode" or speed.flops_s is None:
         return work.decode(measure.tokens, speed.bytes_s)
     return work.prefill(measure.tokens, speed.bytes_s, speed.flops_s)

@@ -40,18 +40,18 @@ def is_build(folder: Path) -> bool:
 
 def is_shared(folder: Path) -> bool:
     """Whether only kernels that can append in place read the cache of a model.onnx. Raises SessionError."""
-    readers = {node.op_type for node in _read_graph(folder).node for name in node.input if _is_past(name)}
+    readers = {node.op_type for node in graph_of(folder).node for name in node.input if _is_past(name)}
     return readers == {_IN_PLACE}
 
 
 def weights_of(folder: Path) -> int:
     """Bytes of the initialisers of model.onnx; bytes that two of them share count once. Raises SessionError."""
-    return sum(dict(map(_span_of, _read_graph(folder).initializer)).values())
+    return sum(dict(map(_span_of, graph_of(folder).initializer)).values())
 
 
 def disk_of(folder: Path) -> int:
     """Bytes of model.onnx and of the external files that it names. Raises SessionError."""
-    entries = (entry for tensor in _read_graph(folder).initializer for entry in tensor.external_data)
+    entries = (entry for tensor in graph_of(folder).initializer for entry in tensor.external_data)
     names = {entry.value for entry in entries if entry.key == "location"}
     return sum((folder / name).stat().st_size for name in (MODEL, *sorted(names)))
 
@@ -67,7 +67,8 @@ def _span_of(tensor: Any) -> tuple[object, int]:
     return tensor.name, len(tensor.raw_data) or size
 
 
-def _read_graph(folder: Path) -> Any:
+def graph_of(folder: Path) -> Any:
+    """The graph of model.onnx, without the data of external files. Raises SessionError."""
     import onnx
 
     path = _model_of(folder)

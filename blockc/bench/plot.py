@@ -1,10 +1,11 @@
-"""Benchmark results as a picture: tokens per second of each candidate, and the machine's floor. Needs matplotlib."""
+"""Benchmark results as a picture: rates of each candidate, and the machine's floor. Needs matplotlib."""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
+from blockc.bench.asked import Measure
 from blockc.bench.measure import Bench, Candidate
 
 _WIDE = 0.8  # width of a group of bars, in distances between groups
@@ -14,7 +15,7 @@ def draw_plot(bench: Bench, format_: str) -> bytes:
     """Draws the results as SVG or PNG. Raises ModuleNotFoundError without matplotlib."""
     from matplotlib.figure import Figure
 
-    kinds = [do for do in ("prefill", "decode") if any(measure.do == do for measure in bench.measures)]
+    kinds = [do for do in ("prefill", "decode", "encode") if any(measure.do == do for measure in bench.measures)]
     figure: Any = Figure(figsize=(5 * len(kinds), 4), layout="constrained")
     for axes, do in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
         _panel(axes, bench, do)
@@ -36,8 +37,12 @@ def _panel(axes: Any, bench: Bench, do: str) -> None:
         if candidate.floor:
             _floors(axes, candidate, do, left, each, i == 0)
     axes.set_title(do)
-    axes.set_ylabel("tokens a second")
-    axes.set_xticks(range(len(measures)), [f"{measure.tokens} tokens" for measure in measures])
+    axes.set_ylabel("sentences a second" if do == "encode" else "tokens a second")
+    axes.set_xticks(range(len(measures)), [_named(measure) for measure in measures])
+
+
+def _named(measure: Measure) -> str:
+    return f"{measure.rows} x {measure.tokens}" if measure.do == "encode" else f"{measure.tokens} tokens"
 
 
 def _floors(axes: Any, candidate: Candidate, do: str, left: list[float], each: float, first: bool) -> None:

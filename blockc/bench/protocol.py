@@ -3,6 +3,8 @@
     {"do": "load", "threads": 2}                 {"seconds": s, "memory": {...}, "weights": bytes, "versions": {...}}
     {"do": "prefill", "tokens": N, "repeat": R}  {"ms": [R numbers]}   an empty cache to the last token's logits
     {"do": "decode", "context": N, "steps": K}   {"ms": [K numbers]}   one token each, after N others
+    {"do": "encode", "tokens": N, "rows": B, "repeat": R, "vocab": V}
+                                                 {"ms": [R numbers]}   a batch of texts to all outputs
     {"do": "ops", "context": N, "steps": K}      {"ms": [K numbers], "ops": [[operator, nodes, ms], ...]}
     {"do": "drafts", "most": N}                  {"lacks": text, "rounds": bool}
     {"do": "write", "ids": [tokens], "new": N, "stop": [tokens], "lookup": N}
@@ -10,12 +12,13 @@
     {"do": "memory"}                             {"rss": bytes, "private": bytes, "peak": bytes}
     {"do": "quit"}                               {}
 
-Prefills and steps are preceded by one that is not counted. An answer {"error": text} says what went wrong; with
-"environment": true the machine lacks something. `memory` and `weights` may be null. The answer to "load" may also have
-`context`, the largest number of tokens in a row. Logits must end in host memory.
+Prefills, steps and batches are preceded by one that is not counted. An answer {"error": text} says what went wrong;
+with "environment": true the machine lacks something. `memory` and `weights` may be null. The answer to "load" may also
+have `context`, the largest number of tokens in a row. Logits must end in host memory.
 
 The answer to "decode" may also have `loop_ms`: of each step, what the worker's own code takes around the run of the
-model. Only blockc's worker answers three of the requests:
+model. The worker of a model without a cache answers "encode" in place of "prefill" and "decode": texts of tokens below
+V, without padding. Only blockc's worker answers three of the requests:
 
 "ops": steps under onnxruntime's profiler, and what a step's nodes take of each operator, medians of the steps, the most
 costly operator first.

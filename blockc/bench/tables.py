@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from blockc.bench.measure import Bench, Candidate, Measure, StepProfile
+from blockc.bench.asked import Measure
+from blockc.bench.measure import Bench, Candidate, StepProfile
 from blockc.bench.writing import Prompt, Writing
 
 VERSION = 1
@@ -47,7 +48,7 @@ def _speeds(bench: Bench) -> list[str]:
         ms = [candidate.median(measure) for measure in bench.measures]
         rates = [measure.rate(taken) for measure, taken in zip(bench.measures, ms, strict=True)]
         rows.append([candidate.entry.name, "ms", *(f"{taken:.4g}" for taken in ms)])
-        rows.append(["", "tokens/s", *(f"{rate:.4g}" for rate in rates)])
+        rows.append(["", bench.measures[0].unit, *(f"{rate:.4g}" for rate in rates)])
         if candidate.floor:
             rows.append(["", "x floor", *(f"{of_floor(candidate, measure):.2f}" for measure in bench.measures)])
         if bench.other is not None:
@@ -246,9 +247,10 @@ def _measure(bench: Bench, candidate: Candidate, measure: Measure) -> dict[str, 
     return {
         "do": measure.do,
         "tokens": measure.tokens,
+        **({"rows": measure.rows} if measure.do == "encode" else {}),
         "count": len(candidate.ms[measure]),
         **{f"p{p}_ms": candidate.percentile(measure, p) for p in _PERCENTILES},
-        "tokens_s": measure.rate(candidate.median(measure)),
+        **_rates(measure, candidate.median(measure)),
         "floor_ms": candidate.floor[measure] if known else None,
         "of_floor": of_floor(candidate, measure) if known else None,
         "of_against": None if bench.other is None else of_other(bench, candidate, measure),
@@ -256,6 +258,11 @@ def _measure(bench: Bench, candidate: Candidate, measure: Measure) -> dict[str, 
         "of_loop": None if loop is None else loop / candidate.median(measure),
         "profile": profile and _profile(profile),
     }
+
+
+def _rates(measure: Measure, ms: float) -> dict[str, float]:
+    sentences = {"sentences_s": measure.rate(ms)} if measure.do == "encode" else {}
+    return {"tokens_s": measure.tokens_s(ms), **sentences}
 
 
 def _profile(profile: StepProfile) -> dict[str, Any]:

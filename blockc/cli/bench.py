@@ -33,6 +33,16 @@ def bench(
     decode: Annotated[
         str, typer.Option(metavar="N,...", help="Tokens before decode steps; empty for none.")
     ] = "128,1024",
+    encode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            help="Of a model without a cache: tokens of a text; by default 16,128,512 within its context.",
+        ),
+    ] = None,
+    batch: Annotated[
+        str, typer.Option(metavar="N,...", help="Of a model without a cache: the texts of a batch.")
+    ] = "32,1",
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Threads, one on each core; all cores by default.")
     ] = None,
@@ -65,15 +75,19 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Measure prefill and decode of builds in turns, each in its own process, beside the machine's floor."""
+    """Measure builds in turns, each in its own process, beside the machine's floor: prefill and decode, or encoding."""
     lengths = _parse_numbers("--prefill", prefill), _parse_numbers("--decode", decode)
-    if not any(lengths) and text is None:
+    texts = None if encode is None else _parse_numbers("--encode", encode)
+    rows = _parse_numbers("--batch", batch, "texts such as 32,1")
+    if not any((*lengths, texts)) and text is None:
         stop(USAGE, "nothing to measure: give --prefill, --decode or --text")
-    _refuse_plot(plot, any(lengths))
+    _refuse_plot(plot, any((*lengths, texts)))
     made = _measure(
         [require_path(path) for path in (folder, *against)],
         prefill=lengths[0],
         decode=lengths[1],
+        encode=texts,
+        batch=rows,
         threads=threads,
         turns=turns,
         provider=ep,
@@ -97,11 +111,11 @@ def bench(
         plot.write_bytes(draw_plot(made, plot.suffix[1:]))
 
 
-def _parse_numbers(option: str, text: str) -> list[int]:
+def _parse_numbers(option: str, text: str, what: str = "tokens such as 128,1024") -> list[int]:
     """The numbers in a text such as 128,1024."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if bad := [word for word in words if not (word.isascii() and word.isdecimal() and int(word[:10]) > 0)]:
-        stop(USAGE, f"{option} {plain_line(bad[0])}: expected numbers of tokens such as 128,1024")
+        stop(USAGE, f"{option} {plain_line(bad[0])}: expected numbers of {what}")
     return list(dict.fromkeys(map(int, words)))
 
 

@@ -50,7 +50,6 @@ from blockc.language.spec import from_tree
 from blockc.pipeline.compiled import Compiled, compile_spec
 from blockc.runtime import Session, SessionError
 from blockc.source import parse
-from blockc.weights.rules import random_parameters
 from tests.checkpoints import save, tensors, twin
 
 NAME = "llama3-8b"
@@ -468,7 +467,7 @@ def test_percentiles_lie_between_the_nearest_times() -> None:
 
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blockc.bench.measure.STEPS", 3)
+    monkeypatch.setattr("blockc.bench.asked.STEPS", 3)
 
 
 @pytest.mark.usefixtures("_short")
@@ -528,14 +527,7 @@ def without_weights(tmp_path: Path) -> Path:
     return tmp_path / "bare"
 
 
-def both_ways(tmp_path: Path) -> Path:
-    model = compile_spec(from_tree(parse(SPEC.replace("heads: 2", "causal: false, heads: 2"), "counted.yaml")))
-    held = {path: array.astype(np.float32) for path, array in random_parameters(model.function, 0).items()}
-    api.build(model, tmp_path / "out", proof=False, weights=save(tmp_path / "in" / "model.safetensors", held))
-    return tmp_path / "out"
-
-
-def test_what_is_no_decoder_with_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_model_or_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     for folder, why in (
         (
@@ -543,7 +535,6 @@ def test_what_is_no_decoder_with_weights_is_refused(tmp_path: Path, capsys: pyte
             "empty: not a finished build, for it has no manifest.json, and no model.onnx of another tool",
         ),
         (without_weights(tmp_path), "has no weights: build it with `blockc build "),
-        (both_ways(tmp_path), "the model has no cache, for instance because it attends both ways"),
     ):
         assert bench(folder, "--threads", "1") == 1
         assert why in capsys.readouterr().err

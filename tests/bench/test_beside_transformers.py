@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks import torch as bench
+from benchmarks.ratios import outside
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_the_interval_misses_the_median_once_in_twenty_and_no_shorter_one_does(c
     def missed(out: int) -> float:
         return 2 * sum(math.comb(count, i) for i in range(out + 1)) / 2**count
 
-    out = bench.outside(count)
+    out = outside(count)
     assert missed(out) <= 0.05 < missed(out + 1)
 
 
