@@ -60,9 +60,11 @@ class Report:
         return BYTES[self.dtype]
 
     def json(self) -> dict[str, Any]:
-        """Without `storage` unless weights are quantised."""
+        """Without `storage` unless weights are quantised, and without what only models that write no text have."""
         own = asdict(replace(self, storage=None))
         del own["storage"]
+        if self.generates:
+            del own["outputs"], own["generates"], own["flops"]["matmul_per_text"]
         return own if self.storage is None else {**own, "storage": self.storage.json()}
 
 

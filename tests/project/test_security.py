@@ -121,11 +121,10 @@ REACHED = {
     },
     "nn": {"Embedding", "LayerNorm", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm", "init"},
     "F": {
-        "cross_entropy", "gelu", "grouped_mm", "layer_norm", "linear", "pad", "relu", "rms_norm",
-        "scaled_dot_product_attention", "silu",
-        "softmax", "softplus",
+        "binary_cross_entropy_with_logits", "cross_entropy", "gelu", "grouped_mm", "layer_norm", "linear", "normalize",
+        "pad", "relu", "rms_norm", "scaled_dot_product_attention", "silu", "softmax", "softplus", "tanh",
     },
-    "math": {"ceil", "expm1", "log", "log2", "pi"},
+    "math": {"ceil", "expm1", "inf", "log", "log2", "pi"},
 }  # fmt: skip
 METHODS_REFUSED = {
     "apply", "apply_", "load", "map_", "numpy", "open", "register_forward_hook", "save", "storage", "tofile",
