@@ -53,7 +53,7 @@ def test_model_py_stands_alone(name: str) -> None:
     modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)} | {
         alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names
     }
-    allowed = {"collections.abc", "dataclasses", "functools", "math", "pathlib", "safetensors.torch", "typing"}
+    allowed = {"collections.abc", "dataclasses", "functools", "json", "math", "pathlib", "safetensors.torch", "typing"}
     assert {str(m) for m in modules if str(m).partition(".")[0] != "torch"} <= allowed
     defined = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
