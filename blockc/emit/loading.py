@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from blockc.basics.floats import INTEGERS
-from blockc.emit.statements import LINE
 from blockc.ir import Function, is_call, parameters_of
 from blockc.layouts import load_layout
 from blockc.weights.rules import DENSE, Pattern, Patterns, group_sizes, patterns
+
+WIDTH = 120  # of a line of model.py
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,10 @@ class Loading:
         return tuple(name for name in (*names, *self.tied, *self.ignored) if not name.startswith(self.prefixes))
 
     @property
-    def others(self) -> tuple[str, ...]:
-        """The same where they are too many for the line that reads them: a table of their own."""
-        around = 43  # what stands beside a prefix and the names
-        longest = max(map(len, self.prefixes), default=0)
-        line = around + longest + sum(len(name) + 4 for name in self.unprefixed)
-        return self.unprefixed if self.prefixes and line > LINE else ()
+    def unprefixed_fits(self) -> bool:
+        """Whether they fit in the line that adds the prefix, after what stands before them there."""
+        before = len('        tensors = with_prefix(tensors, "", but=)') + max(map(len, self.prefixes), default=0)
+        return before + len(json.dumps(self.unprefixed)) <= WIDTH
 
 
 def plan_loading(checkpoint: str | None, function: Function) -> Loading:
@@ -92,7 +92,7 @@ def plan_loading(checkpoint: str | None, function: Function) -> Loading:
         read,
         f"torch/{read}.j2",
         ("open_tensors", *(helper for helper, wanted in optional.items() if wanted), *dict.fromkeys(["renamed", read])),
-        f"in the layout of {checkpoint}",
+        f"in the layout of {checkpoint}" if len(checkpoint) < 17 else f"laid out as {checkpoint}",  # of one line
         rows,
         of_experts,
         tuple(held.beyond),

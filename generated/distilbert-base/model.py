@@ -172,14 +172,11 @@ class Model(nn.Module):
 
     @classmethod
     def load(cls, path: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Self:
-        """The model with the weights of a safetensors file, or a folder of them.
-
-        They are in the layout of distilbert-masked.
-        """
+        """The model with the weights of a safetensors file, or a folder of them, laid out as distilbert-masked."""
         with torch.device("meta"):
             model = cls()
         tensors = open_tensors(Path(path))
-        tensors = with_prefix(tensors, "distilbert.", but=OTHERS)
+        tensors = with_prefix(tensors, "distilbert.", but=UNPREFIXED)
         tensors = without_tied(tensors, TIED)
         tensors = renamed(tensors, CHECKPOINT, IGNORED, layers=6)
         tensors = {name: t.to(device, dtype, copy=True) for name, t in tensors.items()}
@@ -217,8 +214,7 @@ CHECKPOINT = {
     "distilbert.transformer.layer.{i}.output_layer_norm.weight": "layers.{i}.mlp_post_norm.weight",
     "distilbert.transformer.layer.{i}.output_layer_norm.bias": "layers.{i}.mlp_post_norm.bias",
 }
-TIED = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
-OTHERS = [
+UNPREFIXED = [
     "vocab_transform.weight",
     "vocab_transform.bias",
     "vocab_layer_norm.weight",
@@ -226,6 +222,7 @@ OTHERS = [
     "vocab_projector.bias",
     "vocab_projector.weight",
 ]
+TIED = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
 IGNORED = ["distilbert.embeddings.position_ids"]
 
 

@@ -165,14 +165,11 @@ class Model(nn.Module):
 
     @classmethod
     def load(cls, path: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Self:
-        """The model with the weights of a safetensors file, or a folder of them.
-
-        They are in the layout of distilbert-classes.
-        """
+        """The model with the weights of a safetensors file, or a folder of them, laid out as distilbert-classes."""
         with torch.device("meta"):
             model = cls()
         tensors = open_tensors(Path(path))
-        tensors = with_prefix(tensors, "distilbert.", but=OTHERS)
+        tensors = with_prefix(tensors, "distilbert.", but=UNPREFIXED)
         tensors = renamed(tensors, CHECKPOINT, IGNORED, layers=6)
         model.load_state_dict({name: t.to(device, dtype, copy=True) for name, t in tensors.items()}, assign=True)
         return model
@@ -205,7 +202,7 @@ CHECKPOINT = {
     "distilbert.transformer.layer.{i}.output_layer_norm.weight": "layers.{i}.mlp_post_norm.weight",
     "distilbert.transformer.layer.{i}.output_layer_norm.bias": "layers.{i}.mlp_post_norm.bias",
 }
-OTHERS = [
+UNPREFIXED = [
     "pre_classifier.weight",
     "pre_classifier.bias",
     "classifier.weight",

@@ -165,14 +165,11 @@ class Model(nn.Module):
 
     @classmethod
     def load(cls, path: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Self:
-        """The model with the weights of a safetensors file, or a folder of them.
-
-        They are in the layout of electra-discriminator.
-        """
+        """The model with the weights of a safetensors file, or a folder of them, laid out as electra-discriminator."""
         with torch.device("meta"):
             model = cls()
         tensors = open_tensors(Path(path))
-        tensors = with_prefix(tensors, "electra.", but=OTHERS)
+        tensors = with_prefix(tensors, "electra.", but=UNPREFIXED)
         tensors = renamed(tensors, CHECKPOINT, IGNORED, layers=12)
         model.load_state_dict({name: t.to(device, dtype, copy=True) for name, t in tensors.items()}, assign=True)
         return model
@@ -206,7 +203,7 @@ CHECKPOINT = {
     "electra.encoder.layer.{i}.output.LayerNorm.weight": "layers.{i}.mlp_post_norm.weight",
     "electra.encoder.layer.{i}.output.LayerNorm.bias": "layers.{i}.mlp_post_norm.bias",
 }
-OTHERS = [
+UNPREFIXED = [
     "discriminator_predictions.dense.weight",
     "discriminator_predictions.dense.bias",
     "discriminator_predictions.dense_prediction.weight",

@@ -231,14 +231,11 @@ class Model(nn.Module):
 
     @classmethod
     def load(cls, path: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Self:
-        """The model with the weights of a safetensors file, or a folder of them.
-
-        They are in the layout of modernbert-masked.
-        """
+        """The model with the weights of a safetensors file, or a folder of them, laid out as modernbert-masked."""
         with torch.device("meta"):
             model = cls()
         tensors = open_tensors(Path(path))
-        tensors = with_prefix(tensors, "model.", but=OTHERS)
+        tensors = with_prefix(tensors, "model.", but=UNPREFIXED)
         tensors = without_tied(tensors, TIED)
         tensors = renamed(tensors, {name: name for name in CHECKPOINT}, [], layers=22)
         tensors = unpacked(tensors, model.state_dict(), CHECKPOINT, layers=22)
@@ -289,13 +286,13 @@ CHECKPOINT = {
     "model.layers.{i}.mlp.Wi.weight": (["layers.{i}.mlp.gate.weight", "layers.{i}.mlp.up.weight"], 1, False),
     "model.layers.{i}.mlp.Wo.weight": (["layers.{i}.mlp.down.weight"], 1, False),
 }
-TIED = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
-OTHERS = [
+UNPREFIXED = [
     "head.dense.weight",
     "head.norm.weight",
     "decoder.bias",
     "decoder.weight",
 ]
+TIED = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
 
 
 def open_tensors(path: Path) -> dict[str, Tensor]:

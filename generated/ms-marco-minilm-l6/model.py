@@ -177,7 +177,7 @@ class Model(nn.Module):
             model = cls()
         tensors = open_tensors(Path(path))
         tensors = with_new_endings(tensors, {"LayerNorm.beta": "LayerNorm.bias", "LayerNorm.gamma": "LayerNorm.weight"})
-        tensors = with_prefix(tensors, "bert.", but=OTHERS)
+        tensors = with_prefix(tensors, "bert.", but=UNPREFIXED)
         tensors = renamed(tensors, CHECKPOINT, IGNORED, layers=6)
         model.load_state_dict({name: t.to(device, dtype, copy=True) for name, t in tensors.items()}, assign=True)
         return model
@@ -211,7 +211,7 @@ CHECKPOINT = {
     "bert.encoder.layer.{i}.output.LayerNorm.weight": "layers.{i}.mlp_post_norm.weight",
     "bert.encoder.layer.{i}.output.LayerNorm.bias": "layers.{i}.mlp_post_norm.bias",
 }
-OTHERS = [
+UNPREFIXED = [
     "classifier.weight",
     "classifier.bias",
     "cls.seq_relationship.weight",

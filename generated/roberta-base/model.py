@@ -179,7 +179,7 @@ class Model(nn.Module):
         with torch.device("meta"):
             model = cls()
         tensors = open_tensors(Path(path))
-        tensors = with_prefix(tensors, "roberta.", but=OTHERS)
+        tensors = with_prefix(tensors, "roberta.", but=UNPREFIXED)
         tensors = without_tied(tensors, TIED)
         tensors = renamed(tensors, CHECKPOINT, IGNORED, layers=12)
         tensors = {name: t.to(device, dtype, copy=True) for name, t in tensors.items()}
@@ -218,8 +218,7 @@ CHECKPOINT = {
     "roberta.encoder.layer.{i}.output.LayerNorm.weight": "layers.{i}.mlp_post_norm.weight",
     "roberta.encoder.layer.{i}.output.LayerNorm.bias": "layers.{i}.mlp_post_norm.bias",
 }
-TIED = {"lm_head.decoder.bias": "lm_head.bias", "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"}
-OTHERS = [
+UNPREFIXED = [
     "lm_head.dense.weight",
     "lm_head.dense.bias",
     "lm_head.layer_norm.weight",
@@ -228,6 +227,7 @@ OTHERS = [
     "lm_head.decoder.weight",
     "lm_head.decoder.bias",
 ]
+TIED = {"lm_head.decoder.bias": "lm_head.bias", "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"}
 IGNORED = ["roberta.embeddings.position_ids", "roberta.pooler.dense.weight", "roberta.pooler.dense.bias"]
 
 
