@@ -98,13 +98,13 @@ SYNTAX = {
     "Add", "And", "AnnAssign", "Assign", "Attribute", "BinOp", "BitAnd", "BitOr", "BoolOp", "Call", "ClassDef",
     "Compare", "Constant", "Dict", "DictComp", "Div", "Eq", "Expr", "FloorDiv", "For", "FormattedValue", "FunctionDef",
     "GeneratorExp", "Gt", "GtE", "If", "IfExp", "Import", "ImportFrom", "In", "Invert", "Is", "IsNot", "JoinedStr",
-    "List", "ListComp", "Load", "Lt", "MatMult", "Mod", "Module", "Mult", "Name", "Not", "NotEq", "NotIn", "Or", "Pow",
-    "Raise", "Return", "SetComp", "Slice", "Starred", "Store", "Sub", "Subscript", "Tuple", "USub", "UnaryOp", "With",
-    "alias", "arg", "arguments", "comprehension", "keyword", "withitem",
+    "List", "ListComp", "Load", "Lt", "LtE", "MatMult", "Mod", "Module", "Mult", "Name", "Not", "NotEq", "NotIn", "Or",
+    "Pow", "Raise", "Return", "SetComp", "Slice", "Starred", "Store", "Sub", "Subscript", "Tuple", "USub", "UnaryOp",
+    "With", "alias", "arg", "arguments", "comprehension", "keyword", "withitem",
 }  # fmt: skip
 IMPORTS = {
     "collections.abc": {"Callable", "Iterable", "Sequence"},
-    "dataclasses": {"dataclass"}, "functools": {"partial"}, "math": None, "pathlib": {"Path"},
+    "dataclasses": {"dataclass"}, "functools": {"partial"}, "json": None, "math": None, "pathlib": {"Path"},
     "safetensors.torch": {"load_file"}, "torch": {"Tensor", "nn"}, "torch.nn.functional": None,
     "torch.utils.checkpoint": {"checkpoint"}, "typing": {"Any", "Self"},
 }  # fmt: skip
@@ -117,13 +117,15 @@ REACHED = {
     "torch": {
         "Size", "Tensor", "arange", "bfloat16", "bool", "cat", "compiler", "device", "dtype", "empty", "empty_like",
         "equal", "expm1", "export", "float32", "float64", "library", "minimum", "no_grad", "ones", "ones_like", "ops",
-        "promote_types", "searchsorted", "split", "sigmoid", "stack", "tanh", "tensor", "where", "zeros", "zeros_like",
+        "log", "promote_types", "searchsorted",
+        "split", "sigmoid", "stack", "tanh", "tensor", "where", "zeros", "zeros_like",
     },
     "nn": {"Embedding", "LayerNorm", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm", "init"},
     "F": {
         "binary_cross_entropy_with_logits", "cross_entropy", "gelu", "grouped_mm", "layer_norm", "linear", "normalize",
         "pad", "relu", "rms_norm", "scaled_dot_product_attention", "silu", "softmax", "softplus", "tanh",
     },
+    "json": {"loads"},
     "math": {"ceil", "expm1", "inf", "log", "log2", "pi"},
 }  # fmt: skip
 METHODS_REFUSED = {
