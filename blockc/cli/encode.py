@@ -84,6 +84,7 @@ def run(folder: Path, provider: Provider, threads: int | None, prepack: bool | N
 
     try:
         from blockc.runtime import Encoder, ProviderError, SessionError
+        from blockc.runtime.text import whole_text
     except ModuleNotFoundError as error:
         stop(ENVIRONMENT, missing_message(error.name, "run"))
     try:
@@ -93,7 +94,7 @@ def run(folder: Path, provider: Provider, threads: int | None, prepack: bool | N
         if asked.rerank is None:
             _print_vectors(encoder, texts, asked)
         else:
-            _print_ranked(encoder, _read_texts([asked.rerank], asked)[0], texts, template, asked)
+            _print_ranked(encoder, whole_text(asked.rerank), texts, template, asked)
     except ModuleNotFoundError as error:
         stop(ENVIRONMENT, missing_message(error.name, "run"))
     except ProviderError as error:
@@ -152,7 +153,9 @@ def _print_ranked(encoder: Encoder, query: str, documents: Sequence[str], templa
     else:
         _write("".join(f"{each.score:.4f}  {plain_line(documents[each.index])}\n" for each in ranked), asked.output)
     _print_figures(encoder, "document", len(documents), took)
-    of_logit = f"{encoder.activation} of the model's logit"
+    of_logit = "model's logit"
+    if encoder.activation != "identity":
+        of_logit = f"{encoder.activation} of the {of_logit}"
     how = of_logit if encoder.scores_pairs else "cosine of the query's vector and the document's"
     print(f"score: the {how}", file=sys.stderr)
 

@@ -43,7 +43,7 @@ class Loss:
         if self.each == "next":
             return "(B, S) are the tokens themselves"
         if self.each == "text":
-            return "(B) are the class of each text, or 0 to 1 for a score" if self.score else "(B) are the classes"
+            return f"(B) are the {'score wanted of each text, 0 to 1' if self.score else 'class of each text'}"
         what = "score, 0 to 1," if self.score else self.wanted
         return f"(B, S) are the {what} wanted at each place, -100 where none is"
 

@@ -101,6 +101,9 @@ def _import(chosen: _LanguageConfig, name: str, lenient: bool, modules: Modules 
     reading.faults += chosen.faults
     case = reading.map.cases.get(ending, MappingNode({}, config.place)) if ending else reading.case()
     spec = {**reading.map.spec.entries, **case.entries}
+    if modules is not None and BASE not in reading.map.cases:
+        message = f"modules.json wants {chosen.model_type} without a head, and its map does not say how files name that"
+        reading.wrong(CONFIG_VALUE, chosen.place, message, f"a model type whose map has the case {BASE}")
     if modules is not None:
         pool = Entry(modules.pool.place, modules.pool)
         spec = {key: entry for key, entry in spec.items() if key != "head"} | {"pool": pool}

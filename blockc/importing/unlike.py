@@ -86,9 +86,12 @@ def read_config_beside(path: Path) -> ConfigBeside:
     if (why := why_unknown(tree)) is not None:
         return ConfigBeside(notes=(f"{escape_text(str(path))}: {why}: it was not compared with the spec",))
     try:
-        modules = read_modules(path.parent)
+        modules, told = read_modules(path.parent), tuple[str, ...]()
+    except SpecError as error:
+        modules, told = None, (f"modules.json was not compared with the spec: {_one_line(error.findings[0])}",)
+    try:
         imported, function = _build(import_tree(tree, "beside", lenient=True, modules=modules))
-        return ConfigBeside(imported, function, _notes_of(imported), (), tree, modules)
+        return ConfigBeside(imported, function, (*_notes_of(imported), *told), (), tree, modules)
     except SpecError as error:
         return ConfigBeside(faults=tuple(f"unlike: {_one_line(each)}" for each in error.findings))
     except GraphError as error:

@@ -1,4 +1,4 @@
-"""pack_attentions: an attention without a cache takes the matrices of its queries, keys and values into its kernel.
+"""PackAttentions: an attention without a cache takes the matrices of its queries, keys and values into its kernel.
 
 It runs after matrices have become codes, which the kernel does not take.
 """

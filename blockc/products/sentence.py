@@ -46,7 +46,7 @@ def make_files(beside: ProductInputs) -> dict[str, bytes]:
     pool = beside.spec.top.pool
     assert pool is not None
     if SENTENCE not in beside.companions:
-        made[SENTENCE] = dump_json({"max_seq_length": beside.spec.top.context, "do_lower_case": False})
+        made[SENTENCE] = dump_json({"max_seq_length": _limit(beside), "do_lower_case": False})
     return made | {MODULES: dump_json(_modules(pool)), POOLING: dump_json(_pooling(pool, beside.spec.top.width))}
 
 
@@ -64,15 +64,29 @@ def _refuse(beside: ProductInputs) -> None:
             "sentence-transformers pools in its own modules, and pool.dense lies in model.onnx: leave --target "
             "sentence-transformers out, and read `pooled`"
         )
-    left = _read(beside, TOKENIZER).get("padding_side") == "left"
+    left, file = _pads_left(beside)
     if left and pool is not None and pool.type == "first":
-        raise SentenceError(
-            f"{TOKENIZER} pads on the left, where sentence-transformers takes padding for the first token"
-        )
+        raise SentenceError(f"{file} pads on the left, where sentence-transformers takes padding for the first token")
     if left and beside.target.by_rows:
-        raise SentenceError(
-            f"{TOKENIZER} pads on the left, and this graph takes padding on the right: build without it"
-        )
+        raise SentenceError(f"{file} pads on the left, and this graph takes padding on the right: build without it")
+
+
+def _pads_left(beside: ProductInputs) -> tuple[bool, str]:
+    """Whether texts are padded on the left, and the file that says so: the tokenizer's settings, else the tokenizer."""
+    said = _read(beside, TOKENIZER).get("padding_side")
+    if said is not None:
+        return said == "left", TOKENIZER
+    padding = _read(beside, "tokenizer.json").get("padding")
+    return isinstance(padding, dict) and str(padding.get("direction")).lower() == "left", "tokenizer.json"
+
+
+def _limit(beside: ProductInputs) -> int:
+    """The most tokens of a text, as `runtime.reading` has them: the context, or what the tokenizer says, if less."""
+    said = _read(beside, TOKENIZER).get("model_max_length")
+    context = beside.spec.top.context
+    if isinstance(said, int | float) and not isinstance(said, bool) and said >= 1:
+        return min(context, int(said))
+    return context
 
 
 def _config(beside: ProductInputs) -> bytes:

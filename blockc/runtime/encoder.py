@@ -111,8 +111,8 @@ class Encoder:
 
         A model of one class reads the query with each document; the score is sigmoid(logit), or what labels.json says
         instead. With `template`, both are one text: it has {query} and {document} in it. An embedding model reads each
-        by itself, behind its prompts `query` and `document` where it has them; the score is the cosine of their
-        vectors.
+        by itself, behind its prompt for queries or for documents, else its default one; the score is the cosine of
+        their vectors.
         """
         _refuse_text(documents, "documents")
         if self.scores_pairs:

@@ -76,7 +76,7 @@ class Reader:
         return self.prompts[name]
 
     def side_prompt(self, names: Sequence[str]) -> str:
-        """The prompt of queries or of documents; that of no name where the folder has none for it."""
+        """The prompt of queries or of documents; the default one, if any, where the folder has none for that side."""
         return self.prompt(next((name for name in names if name in self.prompts), None))
 
     def read(self, texts: Sequence[str], prompt: str = "") -> list[Tokens]:

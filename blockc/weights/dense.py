@@ -25,7 +25,8 @@ def locate_dense(folder: Path) -> dict[str, StoredTensor]:
         modules = read_modules(folder)
     except SpecError as error:
         first = render_finding(error.findings[0]).splitlines()[0]
-        raise CheckpointError(f"the modules of sentence-transformers cannot be read: {first}") from None
+        way = "give the path of model.safetensors to leave them out"
+        raise CheckpointError(f"the modules of sentence-transformers cannot be read: {first}: {way}") from None
     found: dict[str, StoredTensor] = {}
     for number, path in enumerate(modules.dense if modules is not None else (), 1):
         tensors, _ = locate_in_files([path / FILE])

@@ -23,7 +23,7 @@ def read_labels(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, .
     if labels is None and config.get("id2label"):
         notes.append(f"{FILE}: id2label of config.json is not a name for each number from 0 on: left out")
     if word and word not in _ACTIVATIONS:
-        notes.append(f"{FILE}: the activation {word!r} of config.json is not known: left out")
+        notes.append(f"{FILE}: the activation {word!r} of config.json is not known: a score is sigmoid(logit)")
     activation = _ACTIVATIONS.get(word)
     return {
         **({"labels": labels} if labels and not all(map(_is_default, labels, range(len(labels)))) else {}),

@@ -126,7 +126,7 @@ class Model(nn.Module):
 
         There is no cache: every token is given each time. input_ids (B, S); attention_mask (B, S), 0 at padding;
         position_ids (B, S), by default counted from the mask;
-        labels (B) are the classes;
+        labels (B) are the class of each text;
         checkpoint_layers computes each layer again in the backward pass.
         """
         unmasked = attention_mask is None

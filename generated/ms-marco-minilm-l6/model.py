@@ -129,7 +129,7 @@ class Model(nn.Module):
         There is no cache: every token is given each time. input_ids (B, S); attention_mask (B, S), 0 at padding;
         position_ids (B, S), by default counted from the mask;
         token_type_ids (B, S), the segment of each token, by default 0;
-        labels (B) are the class of each text, or 0 to 1 for a score;
+        labels (B) are the score wanted of each text, 0 to 1;
         checkpoint_layers computes each layer again in the backward pass.
         """
         unmasked = attention_mask is None
