@@ -35,7 +35,7 @@ class Strict:
         from blockc.graph.contract import contract_of
         from blockc.proof.feeding import run_in_chunks
 
-        return run_in_chunks(contract_of(self.function), case, self.call, np.float16)
+        return run_in_chunks(contract_of(self.function), case, self.call, np.float16)["logits"]
 
     def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Caches stay tensors from one call to the next; logits come back as float32 arrays."""

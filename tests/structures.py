@@ -65,8 +65,13 @@ def twin(name: str) -> Compiled:
 def features(model: Compiled, targets: tuple[Target, ...] = ()) -> frozenset[object]:
     graphs = (model.function, *functions_of(model.function))
     found = {("", feature) for graph in graphs for feature in _of_nodes(graph)}
-    found |= {(str(target), feature) for target in targets for feature in _of_nodes(model.flatten(target))}
+    found |= {(str(t), feature) for t in targets if _has_graph(model, t) for feature in _of_nodes(model.flatten(t))}
     return frozenset(found | {("layers", tuple(_order(model.function)))})
+
+
+def _has_graph(model: Compiled, target: Target) -> bool:
+    """Without a cache there is none to hold in a buffer, and nothing is refused before it is made."""
+    return target.cache == "joined" or bool(model.contract(Target()).held)
 
 
 def _of_nodes(graph: Function) -> Iterator[object]:

@@ -173,9 +173,9 @@ def prove(
 
 def _probe_kernels(model: Compiled, targets: Sequence[Target], inapplicable: dict[str, str]) -> Iterator[Row]:
     """A run of each kind of product with codes that the targets' graphs have, at the level of a build."""
-    for target in targets:
+    for target in (target for target in targets if target.quant):
         flat = model.flatten(target)
-        probes = [*probes_of(flat), *expert_probes_of(flat)] if target.quant else []
+        probes = [*probes_of(flat), *expert_probes_of(flat)]
         if probes and (why := why_not_probed(target)):
             inapplicable[KERNEL] = why
             continue

